@@ -1,0 +1,134 @@
+"""What an engine is built from: one frozen dataclass, every field with a default and a reason.
+
+The command line, `LLM(...)` and tests all build an `EngineConfig`; nothing else configures the
+engine. Values that depend on the model or the device stay None here and are settled at load.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+from nvcli.errors import UnsupportedParameterError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DeviceName = Literal["auto", "cuda", "cpu"]
+DTypeName = Literal["auto", "float32", "float16", "bfloat16"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+AttentionBackendName = Literal["auto", "torch", "triton", "fa2", "fa3"]
+
+DEFAULT_MODEL = "demo"  # the small checkpoint that ships with the package
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Raises `UsageError` naming the field when a value is out of range."""
+
+    model: str = DEFAULT_MODEL
+    """A local folder, a Hugging Face id, or `demo` for the built-in model."""
+    device: DeviceName = "auto"
+    """Where to run; `auto` takes CUDA when a device is there."""
+    dtype: DTypeName = "auto"
+    """Weights and activations; `auto`: float32 on the CPU, 16 bits as in the checkpoint on CUDA."""
+    kv_cache_dtype: DTypeName = "auto"
+    """Keys and values in the cache; `auto` follows `dtype`."""
+    load_format: LoadFormat = "auto"
+    """`auto` reads safetensors; `dummy` fills random weights, for speed work without a download."""
+    max_model_len: int | None = None
+    """Prompt plus output limit of one sequence, in tokens; None: what the checkpoint allows."""
+    memory_utilization: float | None = None
+    """Share of memory for weights and KV cache: of the GPU's total (default 0.9), or of what the
+    machine has available (default 0.5) on the CPU."""
+    num_blocks: int | None = None
+    """KV-cache blocks; None: as many as `memory_utilization` allows and sequences could use."""
+    block_size: int = 16
+    """Tokens in a KV-cache block; FlashAttention 2 needs a multiple of 256."""
+    max_num_seqs: int | None = None
+    """Sequences running at once; None: 256 on CUDA, 16 on the CPU."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of a step; None: 16,384 on CUDA, 1,024 on the CPU."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of equal prefixes."""
+    run_ahead: bool | None = None
+    """Launch the next step before the last one is read; None: on CUDA yes, on the CPU no."""
+    attention_backend: AttentionBackendName = "auto"
+    """Which attention runs; `auto` takes the fastest that fits and says which."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """`auto`: sampling defaults from the checkpoint's generation_config.json."""
+    seed: int | None = None
+    """Seeds requests that name no seed of their own; None: fresh entropy."""
+
+    def __post_init__(self) -> None:
+        self._check_choice("device", self.device, get_args(DeviceName))
+        if "fp8" in self.kv_cache_dtype or "float8" in self.kv_cache_dtype:
+            raise UnsupportedParameterError(
+                f"kv_cache_dtype {self.kv_cache_dtype!r} is not supported yet",
+                hint="Use auto, float32, float16 or bfloat16.",
+                param="kv_cache_dtype",
+            )
+        self._check_choice("dtype", self.dtype, get_args(DTypeName))
+        self._check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(DTypeName))
+        self._check_choice("load_format", self.load_format, get_args(LoadFormat))
+        self._check_choice(
+            "attention_backend", self.attention_backend, get_args(AttentionBackendName)
+        )
+        self._check_choice("generation_config", self.generation_config, ("auto", "none"))
+        for name in ("max_model_len", "num_blocks", "block_size", "max_num_seqs"):
+            self._check_at_least(name, 1)
+        self._check_at_least("max_num_batched_tokens", 1)
+        share = self.memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise UsageError(
+                f"memory_utilization must be over 0 and at most 1, got {share!r}",
+                param="memory_utilization",
+            )
+
+    def _check_choice(self, name: str, value: object, choices: Iterable[str]) -> None:
+        options = tuple(choices)
+        if value not in options:
+            raise UsageError(
+                f"{name} must be one of {', '.join(options)}, got {value!r}", param=name
+            )
+
+    def _check_at_least(self, name: str, low: int) -> None:
+        value = getattr(self, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"{name} must be a whole number, got {value!r}", param=name)
+        if value is not None and value < low:
+            raise UsageError(f"{name} must be at least {low}, got {value!r}", param=name)
+
+    @classmethod
+    def from_options(cls, **options: Any) -> Self:
+        """Build from keyword options, leaving out those that are None.
+
+        Raises `UsageError` for a name that is no field.
+        """
+        known = {f.name for f in fields(cls)}
+        for name in options:
+            if name not in known:
+                raise UsageError(f"there is no engine option {name!r}", param=name)
+        return cls(**{k: v for k, v in options.items() if v is not None})
+
+    def replace(self, **changes: Any) -> Self:
+        return replace(self, **changes)
+
+
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)([kKmM]?)")
+
+
+def parse_length(text: str) -> int:
+    """A token count as people write it: `4096`, `32k` (32,768), `1M` (1,048,576).
+
+    Raises `UsageError` for anything else.
+    """
+    match = _LENGTH.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no token count", hint="Write 4096, 32k or 1M.")
+    number, unit = match.groups()
+    value = float(number) * {"": 1, "k": 1024, "m": 1024**2}[unit.lower()]
+    if value != int(value) or value < 1:
+        raise UsageError(f"{text!r} is no whole number of tokens", hint="Write 4096, 32k or 1M.")
+    return int(value)

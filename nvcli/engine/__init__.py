@@ -1,0 +1,1 @@
+"""The engine: bookkeeping that needs no torch, and the device half that does."""

@@ -1,0 +1,98 @@
+"""A sequence: the engine's state for one of the outputs a request asked for.
+
+The one idea: a sequence has *known* tokens (prompt and collected output), may have *in-flight*
+tokens (sampled by a launched step, not yet read), and `num_computed_tokens` chases their sum. A
+decode, a prefill chunk, a prefix hit and a resume after preemption are all the same catching up.
+
+    prompt_token_ids | output_token_ids | in flight |
+    |<--------------- num_tokens ------>|
+    |<--------------- num_virtual_tokens ---------->|
+    |<- num_computed_tokens ->|<- still to schedule->|
+
+Invariants:
+  * num_computed_tokens <= num_virtual_tokens, and counts tokens whose KV a *launched* step writes
+  * block_table only grows at the end while the sequence runs
+  * epoch changes exactly when results of launched steps must no longer reach the sequence
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nvcli.types import FinishReason, SamplingParams
+
+
+class Status(Enum):
+    WAITING = auto()  # never admitted, or admitted again after preemption
+    RUNNING = auto()  # holds a slot and blocks
+    PREEMPTED = auto()  # blocks and slot are gone, a launched step is still to be collected
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable on purpose: the scheduler is its only writer while it is not finished."""
+
+    seq_id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_output_tokens: int  # max_tokens, or the room left in the context, whichever is less
+    seed: int  # noise depends on (seed, position) only
+    request_id: str = ""
+    index: int = 0  # which of the request's n
+    eos_token_ids: frozenset[int] = frozenset()  # empty under ignore_eos
+    priority: int = 0  # lower runs first
+    cache_salt: str | None = None
+    arrival: float = 0.0
+
+    output_token_ids: list[int] = field(default_factory=list)
+    block_table: list[int] = field(default_factory=list)
+    slot: int = -1
+    epoch: int = 0
+    status: Status = Status.WAITING
+    num_computed_tokens: int = 0
+    num_inflight_tokens: int = 0  # sampled by launched steps, not collected
+    num_unread_tokens: int = 0  # sampled by launched steps, not yet seen by the consumer
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    num_hashed_blocks: int = 0  # leading blocks that carry a hash
+    gate: int | None = None  # output index that may be sampled only when all before it are read
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_preemptions: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and collected output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Known and in-flight tokens."""
+        return self.num_tokens + self.num_inflight_tokens
+
+    @property
+    def num_virtual_outputs(self) -> int:
+        return len(self.output_token_ids) + self.num_inflight_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether its next token must wait until the consumer has read the earlier ones."""
+        return (
+            self.gate is not None
+            and self.num_unread_tokens > 0
+            and self.num_virtual_outputs >= self.gate
+        )
+
+    def token_ids(self) -> list[int]:
+        return self.prompt_token_ids + self.output_token_ids

@@ -1,0 +1,170 @@
+"""Every error a user can meet, on one page.
+
+A class knows the exit code of the command line (`docs/cli.md` lists them), the HTTP status and
+OpenAI error code of the server, and may carry a hint: what to do next. The message says what is
+wrong and where; it is one line and never a traceback.
+
+Assertions are for our own invariants; anything a user can cause raises one of these.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class NvcliError(Exception):
+    """Base of all errors that nvcli raises on purpose.
+
+    `message` is one line; `hint`, where given, is the next step and is printed after it; `param`
+    names the field, flag or key at fault.
+    """
+
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, hint: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.param = param
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+# --- usage: the command line, configuration and files given to us --------------------------------
+
+
+class UsageError(NvcliError):
+    """A flag, argument, configuration value or input file is wrong."""
+
+    exit_code = 2
+    http_status = 400
+    code = "invalid_request"
+
+
+class InvalidParameterError(UsageError):
+    """A sampling or request parameter is out of range or contradicts another."""
+
+    code = "invalid_parameter"
+
+
+class UnsupportedParameterError(UsageError):
+    """A known parameter or value that this version refuses by name."""
+
+    code = "unsupported_parameter"
+
+
+# --- model and device ----------------------------------------------------------------------------
+
+
+class ModelError(NvcliError):
+    """The model or the device cannot be used."""
+
+    exit_code = 3
+    http_status = 503
+    code = "model_unavailable"
+
+
+class ModelNotFoundError(ModelError):
+    """No folder, cache entry or hub repository of that name."""
+
+    http_status = 404
+    code = "model_not_found"
+
+
+class UnsupportedModelError(ModelError):
+    """The checkpoint's architecture, RoPE type, dtype or format is not supported."""
+
+    code = "unsupported_model"
+
+
+class WeightsError(ModelError):
+    """A safetensors file is missing, truncated or does not match the architecture."""
+
+    code = "invalid_weights"
+
+
+class TokenizerError(ModelError):
+    """The tokenizer or its chat template is missing or cannot be read."""
+
+    code = "invalid_tokenizer"
+
+
+class DeviceError(ModelError):
+    """The requested device does not exist or cannot run this model."""
+
+    code = "device_unavailable"
+
+
+class OutOfMemoryError(ModelError):
+    """The weights, or the smallest useful KV cache, do not fit."""
+
+    code = "out_of_memory"
+
+
+# --- one request ---------------------------------------------------------------------------------
+
+
+class RequestError(NvcliError):
+    """One request cannot be served; every other request goes on."""
+
+    exit_code = 1
+    http_status = 400
+    code = "invalid_request"
+
+
+class ContextLengthError(RequestError):
+    """The prompt does not fit into the context, or into the KV cache."""
+
+    code = "context_length_exceeded"
+
+
+class TemplateError(RequestError):
+    """The messages cannot be rendered with the checkpoint's chat template."""
+
+    code = "invalid_messages"
+
+
+# --- the engine ----------------------------------------------------------------------------------
+
+
+class EngineError(NvcliError):
+    """A step failed; the requests it carried end with an error."""
+
+    code = "engine_error"
+
+
+class EngineClosedError(EngineError):
+    """The engine was closed, or its thread died, before the request ended."""
+
+    http_status = 503
+    code = "engine_closed"
+
+
+# --- ends that are not failures ------------------------------------------------------------------
+
+
+class InterruptedRunError(NvcliError):
+    """SIGINT: the user stopped the run; what was produced is kept."""
+
+    exit_code = 130
+    http_status = 499
+    code = "interrupted"
+
+
+class TerminatedRunError(NvcliError):
+    """SIGTERM: the run was asked to end; what was produced is flushed."""
+
+    exit_code = 143
+    http_status = 503
+    code = "terminated"
+
+
+class ClosedPipeError(NvcliError):
+    """The reader of standard output closed the pipe; silent by convention."""
+
+    exit_code = 141
+    http_status = 499
+    code = "closed_pipe"

@@ -1,0 +1,53 @@
+"""ForwardBatch: one step's tensors, as layers and kernels see them.
+
+It is passed explicitly through the model. Tensors are written by the step's prepare stage on the
+device; the host integers beside them come from the plan, so that no layer ever reads the device to
+size a launch.
+
+Dimension key: T tokens in the step, B rows in the step, S slots, M blocks per table row,
+R rows that need logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nvcli.kernels.attention import AttentionBackend
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    slot_mapping: Tensor  # [T] int64, block * P + offset; -1: do not store
+    cu_seqlens_q: Tensor  # [B + 1] int32, cumulative tokens per row
+    seq_lens: Tensor  # [B] int32, keys per row including this step; 0: padding
+    slots: Tensor  # [B] int64, row -> block_table row
+    block_table: Tensor  # [S, M] int32
+    logits_indices: Tensor  # [R] int64, into T
+    kv_caches: list[tuple[Tensor, Tensor]]  # per layer: K and V, each [N, P, Hk, D]
+    attention: AttentionBackend
+    # host copies of what the plan knows
+    query_lens: list[int]  # [B]
+    key_lens: list[int]  # [B], host twin of seq_lens
+    block_ids: list[list[int]]  # [B][ceil(key_len / P)], host twin of block_table rows
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.query_lens)
+
+    @property
+    def max_seqlen_q(self) -> int:
+        return max(self.query_lens, default=0)
+
+    @property
+    def max_seqlen_k(self) -> int:
+        return max(self.key_lens, default=0)
+
+    def gather_block_tables(self) -> Tensor:
+        """[B, M] int32: the rows' block tables, for libraries that take no slot index."""
+        return self.block_table[self.slots]

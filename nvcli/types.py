@@ -1,0 +1,315 @@
+"""The values that cross module borders: requests in, outputs out. Frozen and torch-free.
+
+`SamplingParams` checks itself against ranges that need no model; what needs the vocabulary or the
+context length is checked by `Engine.add`. Token ids are plain ints everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from nvcli.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+MAX_LOGPROBS = 20  # OpenAI's limit for `top_logprobs`
+MAX_N = 128  # OpenAI's limit for `n`
+MAX_SEED = 2**63 - 1
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. `ABORT` and `ERROR` are the engine's own and never leave over HTTP."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One function call of the assistant; `arguments` is the JSON text exactly as generated.
+
+    In a streamed `RequestOutput` the fields are deltas: `name` comes once, `arguments` in pieces
+    that belong to the call at `index`.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation. `content` is text, or OpenAI content parts, or None."""
+
+    role: Role
+    content: str | Sequence[Mapping[str, Any]] | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+def _check(condition: bool, param: str, value: object, rule: str) -> None:
+    if not condition:
+        raise InvalidParameterError(f"{param} must be {rule}, got {value!r}", param=param)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _in_range(value: object, low: float, high: float) -> bool:
+    return _is_number(value) and low <= value <= high  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose the next token and when to stop.
+
+    Order of operations, as in transformers and vLLM: penalties and bias, allowed and bad tokens,
+    min_tokens, then temperature, top_k, top_p, min_p, then Gumbel-max with noise keyed on
+    (seed, position). `temperature=0` is greedy: argmax, lowest id on a tie.
+
+    Raises `InvalidParameterError` (a `UsageError`) naming the parameter.
+    """
+
+    temperature: float = 1.0  # 0..2
+    top_k: int = 0  # 0 or -1: off
+    top_p: float = 1.0  # (0, 1]
+    min_p: float = 0.0  # [0, 1]
+    presence_penalty: float = 0.0  # -2..2, over output ids
+    frequency_penalty: float = 0.0  # -2..2, over output counts
+    repetition_penalty: float = 1.0  # (0, 2], over prompt and output ids
+    logit_bias: Mapping[int, float] | None = None  # id -> -100..100
+    allowed_token_ids: tuple[int, ...] | None = None  # only these may be sampled
+    bad_token_ids: tuple[int, ...] = ()  # never sampled
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
+    max_tokens: int | None = None  # None: the room left in the context
+    min_tokens: int = 0  # EOS and stop ids are masked until then
+    stop: tuple[str, ...] = ()  # strings that end the text; never part of it
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None  # None: one is drawn for the request
+    n: int = 1
+    best_of: int | None = None  # sample so many, return the n with the best mean logprob
+    logprobs: int | None = None  # None: off; 0: the chosen token; k: and the k best
+    prompt_logprobs: int | None = None
+    thinking_budget: int | None = None  # reasoning tokens before thinking is closed by force
+
+    def __post_init__(self) -> None:
+        for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
+            ids = getattr(self, name)
+            if ids is not None:
+                object.__setattr__(self, name, tuple(ids))
+                for token_id in ids:
+                    _check(_is_int(token_id) and token_id >= 0, name, token_id, "a token id >= 0")
+        object.__setattr__(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        _check(_in_range(self.temperature, 0, 2), "temperature", self.temperature, "from 0 to 2")
+        _check(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, ">= 1, or 0 for off")
+        _check(
+            _in_range(self.top_p, 0, 1) and self.top_p > 0, "top_p", self.top_p, "over 0, at most 1"
+        )
+        _check(_in_range(self.min_p, 0, 1), "min_p", self.min_p, "from 0 to 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(_in_range(value, -2, 2), name, value, "from -2 to 2")
+        _check(
+            _in_range(self.repetition_penalty, 0, 2) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "over 0, at most 2",
+        )
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check(_is_int(token_id) and token_id >= 0, "logit_bias", token_id, "token ids >= 0")
+            _check(_in_range(bias, -100, 100), "logit_bias", bias, "from -100 to 100")
+        _check(self.allowed_token_ids != (), "allowed_token_ids", (), "not empty")
+        for word in self.bad_words:
+            _check(len(word) > 0, "bad_words", word, "token sequences that are not empty")
+            for token_id in word:
+                _check(_is_int(token_id) and token_id >= 0, "bad_words", token_id, "token ids >= 0")
+        if self.max_tokens is not None:
+            ok = _is_int(self.max_tokens) and self.max_tokens >= 0
+            _check(ok, "max_tokens", self.max_tokens, ">= 0")
+        _check(
+            _is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, ">= 0"
+        )
+        if self.max_tokens is not None:
+            fits = self.min_tokens <= self.max_tokens
+            _check(fits, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        for text in self.stop:
+            _check(isinstance(text, str) and text != "", "stop", text, "strings that are not empty")
+        if self.seed is not None:
+            ok = _is_int(self.seed) and -MAX_SEED <= self.seed <= MAX_SEED
+            _check(ok, "seed", self.seed, "an integer of at most 63 bits")
+        _check(_is_int(self.n) and 1 <= self.n <= MAX_N, "n", self.n, f"from 1 to {MAX_N}")
+        if self.best_of is not None:
+            ok = _is_int(self.best_of) and self.n <= self.best_of <= MAX_N
+            _check(ok, "best_of", self.best_of, f"from n ({self.n}) to {MAX_N}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            ok = value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS)
+            _check(ok, name, value, f"from 0 to {MAX_LOGPROBS}")
+        if self.thinking_budget is not None:
+            ok = _is_int(self.thinking_budget) and self.thinking_budget >= 0
+            _check(ok, "thinking_budget", self.thinking_budget, ">= 0")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences the engine runs for this request."""
+        return self.best_of or self.n
+
+    def replace(self, **changes: Any) -> Self:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of one token, from the model's own distribution (before penalties,
+    temperature and filters), with its rank (1 is the best) and the best alternatives, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request, summed over its n outputs where there are several."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt tokens, how many came from the prefix cache
+    reasoning_tokens: int = 0  # of the completion tokens, how many lie in the think block
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Moments of a request on one monotonic clock, in seconds; None until they happen."""
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.first_scheduled is None else self.first_scheduled - self.arrival
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    @property
+    def decode_s(self) -> float | None:
+        if self.finished is None or self.first_token is None:
+            return None
+        return self.finished - self.first_token
+
+    @property
+    def total_s(self) -> float | None:
+        return None if self.finished is None else self.finished - self.arrival
+
+    def tokens_per_s(self, num_output_tokens: int) -> float | None:
+        """Decode speed: tokens after the first over the time after the first."""
+        if num_output_tokens < 2 or not self.decode_s:
+            return None
+        return (num_output_tokens - 1) / self.decode_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What one sequence of a request produced.
+
+    From `stream` each value is a delta: `text`, `reasoning`, `tool_calls`, `token_ids` and
+    `logprobs` hold only what is new, and the last one has a `finish_reason`. From `generate` and
+    `chat` the fields hold the whole output. Folding the deltas gives the whole (`fold_outputs`).
+    """
+
+    request_id: str
+    index: int = 0  # which of the n
+    text: str = ""
+    reasoning: str | None = None  # None where no think block was opened
+    tool_calls: tuple[ToolCall, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or token id that ended it
+    usage: Usage = field(default_factory=Usage)
+    times: RequestTimes | None = None
+    error: str | None = None  # with finish_reason ERROR
+    error_code: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+def fold_tool_calls(deltas: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """Join tool-call deltas of one output by index, in order of first appearance."""
+    calls: dict[int, ToolCall] = {}
+    for delta in deltas:
+        seen = calls.get(delta.index)
+        calls[delta.index] = (
+            delta
+            if seen is None
+            else replace(
+                seen,
+                id=seen.id or delta.id,
+                name=seen.name + delta.name,
+                arguments=seen.arguments + delta.arguments,
+            )
+        )
+    return tuple(calls.values())
+
+
+def fold_outputs(deltas: Sequence[RequestOutput]) -> RequestOutput:
+    """Join the deltas of one (request, index), in order, into the whole output.
+
+    Raises `ValueError` when `deltas` is empty.
+    """
+    if not deltas:
+        raise ValueError("fold_outputs needs at least one delta")
+    last = deltas[-1]
+    reasoning = [d.reasoning for d in deltas if d.reasoning is not None]
+    logprobs = [d.logprobs for d in deltas if d.logprobs is not None]
+    return replace(
+        last,
+        text="".join(d.text for d in deltas),
+        reasoning="".join(reasoning) if reasoning else None,
+        tool_calls=fold_tool_calls([call for d in deltas for call in d.tool_calls]),
+        token_ids=tuple(token_id for d in deltas for token_id in d.token_ids),
+        logprobs=tuple(lp for part in logprobs for lp in part) if logprobs else None,
+        prompt_logprobs=next(
+            (d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None
+        ),
+    )
