@@ -1,0 +1,241 @@
+"""The engine: requests in, outputs out, one `step` at a time.
+
+It checks requests, splits them into sequences, and wires the core (scheduler, blocks, device) to
+the output processor. One thread at a time may call it; `EngineThread` gives it one of its own.
+
+Hot path: yes (`step`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from random import SystemRandom
+from typing import TYPE_CHECKING
+
+from nvcli.engine.core import EngineCore
+from nvcli.engine.output import BestOf, OutputProcessor
+from nvcli.engine.sequence import Sequence
+from nvcli.errors import ContextLengthError, InvalidParameterError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nvcli.engine.core import CoreStats
+    from nvcli.engine.step import StepDevice
+    from nvcli.text import OutputRouter, Tokenizer
+    from nvcli.types import RequestOutput, SamplingParams
+
+_MASK_63 = 2**63 - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """One request as the engine takes it: token ids in, everything about its text decided."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    is_chat: bool = False  # the prompt is a rendered chat: thinking and tool calls are split off
+    parse_tools: bool = False
+    is_streaming: bool = True  # False: one output, at the end
+    priority: int = 0  # lower runs first
+    cache_salt: str | None = None
+    arrival: float = field(default_factory=time.monotonic)
+
+
+class Engine:
+    """Raises request errors from `add`; `step` never raises for one request's sake."""
+
+    def __init__(
+        self,
+        device: StepDevice,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        max_num_batched_tokens: int,
+        depth: int = 0,
+        enable_prefix_caching: bool = True,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._device = device
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        self._random = SystemRandom() if seed is None else None
+        self._base_seed = seed or 0
+        self._num_requests = 0
+        self._num_sequences = 0
+        self._live: dict[str, dict[int, Sequence]] = {}  # request id -> index -> sequence
+        self._best_of: dict[str, BestOf] = {}
+        self._core = EngineCore(
+            device,
+            max_num_batched_tokens=max_num_batched_tokens,
+            depth=depth,
+            enable_prefix_caching=enable_prefix_caching,
+            clock=clock,
+        )
+        self._processor = OutputProcessor(self._core)
+        self._core.consumer = self._processor.consume
+
+    @property
+    def max_model_len(self) -> int:
+        return self._device.max_model_len
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self._core.has_unfinished
+
+    def stats(self) -> CoreStats:
+        return self._core.stats()
+
+    def validate(self, request: Request) -> None:
+        """Check a request against the model and the pool; may be called from any thread.
+
+        Raises:
+            ContextLengthError: the prompt fits neither the context nor the KV cache.
+            InvalidParameterError: a token id lies outside the tokenizer's vocabulary.
+            RequestError: the prompt is empty.
+        """
+        params, prompt = request.params, request.prompt_token_ids
+        limit = self.max_model_len
+        if not prompt:
+            raise RequestError("the prompt is empty", hint="Give at least one token.")
+        needs_room = params.max_tokens != 0
+        if len(prompt) + int(needs_room) > limit:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt):,} tokens, the context holds {limit:,}"
+                + (" with at least one for the answer" if needs_room else ""),
+                hint="Shorten the prompt or raise --max-model-len.",
+                param="prompt",
+            )
+        pool = self._device.num_blocks * self._device.block_size
+        if len(prompt) + int(needs_room) > pool:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt):,} tokens, the KV cache holds {pool:,}",
+                hint="Shorten the prompt or give the KV cache more memory.",
+                param="prompt",
+            )
+        self._check_ids("prompt", prompt)
+        self._check_ids("logit_bias", params.logit_bias or ())
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_ids("bad_token_ids", params.bad_token_ids)
+        self._check_ids("stop_token_ids", params.stop_token_ids)
+        for word in params.bad_words:
+            self._check_ids("bad_words", word)
+        if (params.stop or request.is_chat) and self._tokenizer is None:
+            raise InvalidParameterError("stop strings need a tokenizer", param="stop")
+
+    def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidParameterError(
+                    f"{param} holds token id {token_id}; the vocabulary ends at "
+                    f"{self._vocab_size - 1}",
+                    param=param,
+                )
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises what `validate` raises, and `RequestError` for an id in use."""
+        self.validate(request)
+        if request.request_id in self._live:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        params = request.params
+        withholds = params.best_of is not None and params.best_of > params.n
+        if withholds:
+            self._best_of[request.request_id] = BestOf(
+                params.n, params.num_sequences, keeps_logprobs=params.logprobs is not None
+            )
+            params = params.replace(logprobs=params.logprobs or 0)
+        seed = self._seed_of(params)
+        room = self.max_model_len - len(request.prompt_token_ids)
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        sequences = []
+        for index in range(params.num_sequences):
+            seq = Sequence(
+                seq_id=self._num_sequences,
+                prompt_token_ids=request.prompt_token_ids,
+                params=params,
+                max_output_tokens=limit,
+                seed=_seed_of_index(seed, index),
+                request_id=request.request_id,
+                index=index,
+                eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
+                priority=request.priority,
+                cache_salt=request.cache_salt,
+                arrival=request.arrival,
+            )
+            self._num_sequences += 1
+            self._processor.add(
+                seq, self._router(request), is_streaming=request.is_streaming and not withholds
+            )
+            sequences.append(seq)
+        self._live[request.request_id] = {seq.index: seq for seq in sequences}
+        for seq in sequences:
+            self._core.add(seq)
+
+    def _seed_of(self, params: SamplingParams) -> int:
+        """The request's seed: its own, the next of the engine's, or fresh entropy."""
+        self._num_requests += 1
+        if params.seed is not None:
+            return params.seed
+        if self._random is not None:
+            return self._random.getrandbits(63)
+        return _seed_of_index(self._base_seed, self._num_requests)
+
+    def _router(self, request: Request) -> OutputRouter | None:
+        if self._tokenizer is None:
+            return None
+        return self._tokenizer.output_router(
+            prompt_token_ids=request.prompt_token_ids,
+            is_chat=request.is_chat,
+            parse_tools=request.parse_tools,
+            stop=request.params.stop,
+            include_stop=request.params.include_stop_str_in_output,
+            skip_special_tokens=request.params.skip_special_tokens,
+        )
+
+    def abort(self, request_id: str) -> bool:
+        """End a request with reason `abort`; its last output comes from the next `step`.
+
+        Returns False for an id that is unknown or already finished.
+        """
+        sequences = self._live.get(request_id, {})
+        running = [seq for seq in sequences.values() if not seq.is_finished]
+        for seq in running:
+            self._core.abort(seq)
+        return bool(running)
+
+    def step(self) -> list[RequestOutput]:
+        """Advance every running sequence once and return what is new."""
+        self._core.step()
+        outputs = []
+        for output in self._processor.take_outputs():
+            collector = self._best_of.get(output.request_id)
+            outputs.extend([output] if collector is None else collector.add(output))
+            if output.is_finished:
+                self._forget(output.request_id, output.index)
+        return outputs
+
+    def _forget(self, request_id: str, index: int) -> None:
+        live = self._live[request_id]
+        del live[index]
+        if not live:
+            del self._live[request_id]
+            self._best_of.pop(request_id, None)
+
+
+def _seed_of_index(seed: int, index: int) -> int:
+    """Seed of the index-th output of a request: its own for the first, then splitmix64 of it.
+
+    Constants and mixing: Steele, Lea, Flood, "Fast splittable pseudorandom number generators".
+    """
+    if index == 0:
+        return seed
+    z = (seed + index * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) & _MASK_63

@@ -1,0 +1,149 @@
+"""A thread of its own for the engine, so that no caller's signal, event loop or HTTP work can stop
+a step half-way.
+
+Callers hand in requests with a sink; the thread runs steps and calls each sink with what is new,
+one call a step. A sink must be quick and must not raise: it puts the outputs on a queue.
+
+    submit / abort  ->  inbox  ->  engine thread: drain inbox, step, sinks  ->  queues
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nvcli.errors import EngineClosedError, NvcliError
+from nvcli.types import FinishReason, RequestOutput
+
+if TYPE_CHECKING:
+    from nvcli.engine.engine import Engine, Request
+
+logger = logging.getLogger("nvcli")
+
+Sink = Callable[[list[RequestOutput]], None]
+
+
+class EngineThread:
+    """Owns an engine. `submit` and `abort` may be called from any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._sinks: dict[str, tuple[Sink, set[int]]] = {}  # id -> sink, indices still to finish
+        self._lock = threading.Lock()  # orders submit against the end of the thread
+        self._error: EngineClosedError | None = None
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="nvcli-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Check the request now, queue it, and send its outputs to `sink`.
+
+        Raises what `Engine.validate` raises, and `EngineClosedError` once the engine has ended.
+        """
+        self._engine.validate(request)
+        self._post(lambda: self._add(request, sink))
+
+    def abort(self, request_id: str) -> None:
+        """End a request within one step; does nothing for an id that is unknown or finished."""
+        self._post_if_open(lambda: self._engine.abort(request_id))
+
+    def close(self) -> None:
+        """Stop the thread and wait for it; open requests end with an error. Safe to call twice."""
+
+        def stop() -> None:
+            self._is_closing = True
+
+        self._post_if_open(stop)
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._error is None
+
+    def _post(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if self._error is not None:
+                raise EngineClosedError(self._error.message, hint=self._error.hint)
+            self._inbox.put(call)
+
+    def _post_if_open(self, call: Callable[[], object]) -> None:
+        with self._lock:
+            if self._error is None:
+                self._inbox.put(call)
+
+    def _add(self, request: Request, sink: Sink) -> None:
+        open_indices = set(range(request.params.n))
+        try:
+            self._engine.add(request)
+        except NvcliError as error:
+            sink(error_outputs(request.request_id, open_indices, error))
+            return
+        self._sinks[request.request_id] = (sink, open_indices)
+
+    def _run(self) -> None:
+        error = EngineClosedError("the engine was closed")
+        try:
+            while not self._is_closing:
+                self._drain_inbox()
+                if self._engine.has_unfinished:
+                    self._hand_out(self._engine.step())
+        except Exception as exc:
+            logger.debug("the engine thread ended", exc_info=exc)
+            error = EngineClosedError(
+                f"the engine stopped: {type(exc).__name__}: {exc}",
+                hint="Run again with --debug for the traceback.",
+            )
+            error.__cause__ = exc
+        self._end(error)
+
+    def _drain_inbox(self) -> None:
+        """Run what callers asked for; wait for something when there is nothing to step."""
+        if not self._engine.has_unfinished:
+            self._inbox.get()()
+        while True:
+            try:
+                self._inbox.get_nowait()()
+            except queue.Empty:
+                return
+
+    def _hand_out(self, outputs: list[RequestOutput]) -> None:
+        by_request: dict[str, list[RequestOutput]] = {}
+        for output in outputs:
+            by_request.setdefault(output.request_id, []).append(output)
+        for request_id, group in by_request.items():
+            sink, open_indices = self._sinks[request_id]
+            open_indices.difference_update(o.index for o in group if o.is_finished)
+            if not open_indices:
+                del self._sinks[request_id]
+            sink(group)
+
+    def _end(self, error: EngineClosedError) -> None:
+        with self._lock:
+            self._error = error
+        self._is_closing = True
+        while True:  # requests that were on their way
+            try:
+                self._inbox.get_nowait()()
+            except queue.Empty:
+                break
+        for request_id, (sink, open_indices) in self._sinks.items():
+            sink(error_outputs(request_id, open_indices, error))
+        self._sinks.clear()
+
+
+def error_outputs(request_id: str, indices: set[int], error: NvcliError) -> list[RequestOutput]:
+    """The last outputs of a request that never ran, or whose engine ended."""
+    return [
+        RequestOutput(
+            request_id=request_id,
+            index=index,
+            finish_reason=FinishReason.ERROR,
+            error=str(error),
+            error_code=error.code,
+        )
+        for index in sorted(indices)
+    ]

@@ -1,0 +1,246 @@
+"""From sampled token ids to what a user reads.
+
+The core hands over updates: a sequence and its new token ids. For each sequence a router (see
+`nvcli.text.parsers`) turns ids into content, reasoning and tool calls, and finds stop strings;
+this module joins its deltas with usage, logprobs and times into `RequestOutput`s.
+
+A request that nobody streams and that no text can end costs nothing per token: its ids are routed
+once, when it finishes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from nvcli.errors import NvcliError
+from nvcli.types import (
+    FinishReason,
+    RequestOutput,
+    RequestTimes,
+    TokenLogprob,
+    ToolCall,
+    Usage,
+    fold_tool_calls,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from nvcli.engine.core import EngineCore, SequenceUpdate
+    from nvcli.engine.sequence import Sequence
+    from nvcli.text import OutputRouter, RouterDelta
+
+
+@dataclass(slots=True)
+class OutputState:
+    """What is still to be handed out for one sequence."""
+
+    seq: Sequence
+    router: OutputRouter | None  # None where no tokenizer is there: ids only
+    is_streaming: bool
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    num_routed_tokens: int = 0
+    has_tool_calls: bool = False
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether its ids may stay unrouted until it finishes."""
+        params = self.seq.params
+        return not self.is_streaming and not params.stop and params.thinking_budget is None
+
+    def add(self, delta: RouterDelta) -> None:
+        if delta.text:
+            self.text.append(delta.text)
+        if delta.reasoning is not None:
+            self.reasoning.append(delta.reasoning)
+        if delta.tool_calls:
+            self.tool_calls.extend(delta.tool_calls)
+            self.has_tool_calls = True
+
+
+class OutputProcessor:
+    """The consumer of `EngineCore`: routes ids, ends sequences at stop strings, closes think blocks
+    at their budget, and collects the outputs of the step.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._states: dict[int, OutputState] = {}
+        self._outputs: list[RequestOutput] = []
+
+    def add(self, seq: Sequence, router: OutputRouter | None, *, is_streaming: bool) -> None:
+        budget = seq.params.thinking_budget
+        if budget is not None and router is not None and router.may_reason:
+            seq.gate = budget
+        self._states[seq.seq_id] = OutputState(seq, router, is_streaming)
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """Outputs since the last call, in the order they came about."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def consume(self, updates: Seq[SequenceUpdate]) -> None:
+        for update in updates:
+            state = self._states.get(update.seq.seq_id)
+            if state is None:  # ended here at a stop string while its end was on the way
+                continue
+            if update.token_ids:
+                state.token_ids.extend(update.token_ids)
+                state.logprobs.extend(update.logprobs)
+            if update.prompt_logprobs:
+                state.prompt_logprobs.extend(update.prompt_logprobs)
+            if state.seq.is_finished:
+                self._end(state)
+            elif update.token_ids and not state.is_lazy:
+                self._route(state)
+
+    def _route(self, state: OutputState) -> None:
+        seq, router = state.seq, state.router
+        if router is not None:
+            try:
+                self._feed(state, len(seq.output_token_ids))
+            except NvcliError as error:
+                self._core.fail(seq, error)
+                self._end(state)
+                return
+            if router.stop_reason is not None:
+                self._core.finish(seq, FinishReason.STOP, router.stop_reason)
+                self._end(state)
+                return
+            if seq.gate is not None and self._close_thinking_at_budget(state, router):
+                return
+        if state.is_streaming:
+            self._emit(state)
+
+    def _feed(self, state: OutputState, end: int) -> None:
+        """Route output ids up to `end`; ids behind a stop string are cut off."""
+        seq, router = state.seq, state.router
+        assert router is not None
+        while state.num_routed_tokens < end and router.stop_reason is None:
+            token_id = seq.output_token_ids[state.num_routed_tokens]
+            state.num_routed_tokens += 1
+            state.add(router.feed(token_id))
+
+    def _close_thinking_at_budget(self, state: OutputState, router: OutputRouter) -> bool:
+        """Move the gate along with what was read; at the budget, force the end of thinking.
+
+        Returns whether the sequence ended instead, because the closing does not fit.
+        """
+        seq = state.seq
+        budget = seq.params.thinking_budget
+        assert budget is not None
+        if not router.may_reason:
+            seq.gate = None
+            return False
+        left = budget - router.num_reasoning_tokens
+        if left > 0 or not router.in_reasoning:
+            seq.gate = len(seq.output_token_ids) + max(left, 0)
+            return False
+        seq.gate = None
+        closing = list(router.think_close_token_ids)
+        if len(seq.output_token_ids) + len(closing) >= seq.max_output_tokens:
+            self._core.finish(seq, FinishReason.LENGTH)
+            self._end(state)
+            return True
+        self._core.force(seq, closing)
+        state.token_ids.extend(closing)
+        self._feed(state, len(seq.output_token_ids))
+        return False
+
+    def _end(self, state: OutputState) -> None:
+        seq, router = state.seq, state.router
+        reason = seq.finish_reason
+        assert reason is not None, "a sequence ends with a reason"
+        if router is not None:
+            # An id that ended the sequence (EOS or a stop id) is no text.
+            ended_by_id = reason is FinishReason.STOP and router.stop_reason is None
+            end = len(seq.output_token_ids) - int(ended_by_id)
+            try:
+                if seq.params.include_stop_str_in_output and isinstance(seq.stop_reason, int):
+                    end += 1
+                self._feed(state, end)
+                state.add(router.finish(reason))
+            except NvcliError as error:
+                if reason is not FinishReason.ERROR:
+                    seq.finish_reason, seq.error = FinishReason.ERROR, error
+            if router.stop_reason is not None and reason is FinishReason.STOP:
+                seq.stop_reason = router.stop_reason
+        if seq.finish_reason is FinishReason.STOP and state.has_tool_calls:
+            seq.finish_reason = FinishReason.TOOL_CALLS
+        self._emit(state)
+        del self._states[seq.seq_id]
+
+    def _emit(self, state: OutputState) -> None:
+        seq, router = state.seq, state.router
+        finished = seq.is_finished
+        wants_logprobs = seq.params.logprobs is not None
+        prompt_logprobs = None
+        if seq.params.prompt_logprobs is not None and (
+            state.token_ids or finished or len(state.prompt_logprobs) >= seq.num_prompt_tokens - 1
+        ):
+            prompt_logprobs = (None, *state.prompt_logprobs) if state.prompt_logprobs else None
+            state.prompt_logprobs = []
+        calls = tuple(state.tool_calls)
+        self._outputs.append(
+            RequestOutput(
+                request_id=seq.request_id,
+                index=seq.index,
+                text="".join(state.text),
+                reasoning="".join(state.reasoning) if state.reasoning else None,
+                tool_calls=calls if state.is_streaming else fold_tool_calls(calls),
+                token_ids=tuple(state.token_ids),
+                logprobs=tuple(state.logprobs) if wants_logprobs else None,
+                prompt_logprobs=prompt_logprobs,
+                finish_reason=seq.finish_reason if finished else None,
+                stop_reason=seq.stop_reason if finished else None,
+                usage=Usage(
+                    prompt_tokens=seq.num_prompt_tokens,
+                    completion_tokens=len(seq.output_token_ids),
+                    cached_tokens=seq.num_cached_tokens,
+                    reasoning_tokens=router.num_reasoning_tokens if router is not None else 0,
+                ),
+                times=RequestTimes(
+                    arrival=seq.arrival,
+                    first_scheduled=seq.first_scheduled,
+                    first_token=seq.first_token,
+                    finished=seq.finished if finished else None,
+                ),
+                error=seq.error.message if finished and seq.error is not None else None,
+                error_code=seq.error.code if finished and seq.error is not None else None,
+            )
+        )
+        state.text, state.reasoning, state.tool_calls = [], [], []
+        state.token_ids, state.logprobs = [], []
+
+
+class BestOf:
+    """Collects the `best_of` outputs of one request and keeps the n with the best mean logprob."""
+
+    def __init__(self, n: int, best_of: int, *, keeps_logprobs: bool) -> None:
+        self._n = n
+        self._best_of = best_of
+        self._keeps_logprobs = keeps_logprobs
+        self._done: list[RequestOutput] = []
+
+    def add(self, output: RequestOutput) -> list[RequestOutput]:
+        """Take one finished output; when it was the last, return the chosen, indexed 0 .. n-1."""
+        self._done.append(output)
+        if len(self._done) < self._best_of:
+            return []
+        best = sorted(self._done, key=lambda o: (-_mean_logprob(o), o.index))[: self._n]
+        return [
+            replace(o, index=i, logprobs=o.logprobs if self._keeps_logprobs else None)
+            for i, o in enumerate(best)
+        ]
+
+
+def _mean_logprob(output: RequestOutput) -> float:
+    if not output.logprobs:
+        return float("-inf")
+    return sum(lp.logprob for lp in output.logprobs) / len(output.logprobs)

@@ -1,0 +1,326 @@
+"""LLM: the engine for Python code and for the terminal, blocking and in the process.
+
+    with LLM("Qwen/Qwen3-0.6B") as llm:
+        print(llm.chat("What is the capital of France?").text)
+
+The engine runs in a thread of its own; the calls here wait for it, so that Ctrl-C interrupts the
+wait and never a step. Leaving an output iterator early aborts its request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.errors import InvalidParameterError, TokenizerError
+from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from nvcli.engine.core import CoreStats
+    from nvcli.engine.engine_thread import EngineThread
+    from nvcli.engine.model_runner import StartupReport
+    from nvcli.models.config import ModelConfig
+    from nvcli.text import Tokenizer
+
+Prompt = str | Sequence[int] | Sequence[Message]
+
+# What Qwen recommends for Qwen3 (model cards): with thinking, and without.
+THINKING_SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
+PLAIN_SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
+
+
+class LLM:
+    """Raises `ModelError`s while loading and `RequestError`s from the calls."""
+
+    def __init__(
+        self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: a local folder, a Hugging Face id, or `demo`; it wins over `config.model`.
+            config: everything else; `options` are its fields by name and win over it.
+        """
+        from nvcli.engine.engine import Engine
+        from nvcli.engine.engine_thread import EngineThread
+        from nvcli.engine.model_runner import ModelRunner
+        from nvcli.models.config import ModelConfig
+        from nvcli.models.resolve import resolve_model
+
+        if model is not None:
+            options["model"] = model
+        given = EngineConfig.from_options(**options)
+        if config is not None:
+            given = config.replace(**{k: v for k, v in options.items() if v is not None})
+        self.config = given
+        folder = resolve_model(given.model)
+        self.model_config: ModelConfig = ModelConfig.from_hf(folder)
+        self._tokenizer = _load_tokenizer(folder, is_optional=given.load_format == "dummy")
+        vocab_size = self.model_config.vocab_size
+        eos_token_ids = frozenset(self.model_config.eos_token_ids)
+        if self._tokenizer is not None:
+            vocab_size = min(vocab_size, self._tokenizer.size)
+            eos_token_ids |= frozenset(self._tokenizer.eos_token_ids)
+        self._runner = ModelRunner(folder, self.model_config, given, vocab_size=vocab_size)
+        engine = Engine(
+            self._runner,
+            self._tokenizer,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            max_num_batched_tokens=self._runner.max_num_batched_tokens,
+            depth=self._runner.depth,
+            enable_prefix_caching=given.enable_prefix_caching,
+            seed=given.seed,
+        )
+        self._engine = engine
+        self._thread: EngineThread = EngineThread(engine)
+        self._request_ids = itertools.count()
+
+    # --- what was loaded --------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model
+
+    @property
+    def is_demo(self) -> bool:
+        return self.config.model == DEFAULT_MODEL
+
+    @property
+    def max_model_len(self) -> int:
+        return self._engine.max_model_len
+
+    @property
+    def startup(self) -> StartupReport:
+        return self._runner.startup
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises `TokenizerError` where the model folder has none (`--load-format dummy`)."""
+        if self._tokenizer is None:
+            raise TokenizerError(
+                f"{self.model_name} has no tokenizer", hint="Give the prompt as token ids."
+            )
+        return self._tokenizer
+
+    @property
+    def supports_thinking(self) -> bool:
+        return self._tokenizer is not None and self._tokenizer.supports_thinking
+
+    def stats(self) -> CoreStats:
+        return self._engine.stats()
+
+    # --- text and parameters ----------------------------------------------------------------------
+
+    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
+        """Sampling parameters: `overrides` that are not None, over the checkpoint's
+        generation_config, over Qwen3's values. A Qwen3 checkpoint whose generation_config holds the
+        values for thinking gets those for plain answers when thinking is off.
+
+        Raises `InvalidParameterError` for an unknown name or a value out of range.
+        """
+        known = SamplingParams.__dataclass_fields__
+        for name in overrides:
+            if name not in known:
+                raise InvalidParameterError(f"there is no sampling parameter {name!r}", param=name)
+        values: dict[str, Any] = {}
+        if self.config.generation_config == "auto":
+            values = {**THINKING_SAMPLING, **self.model_config.sampling_defaults}
+            is_recommended = all(values[k] == v for k, v in THINKING_SAMPLING.items())
+            if self.supports_thinking and is_recommended and not enable_thinking:
+                values.update(PLAIN_SAMPLING)
+        values.update({k: v for k, v in overrides.items() if v is not None})
+        return SamplingParams(**values)
+
+    def count_tokens(self, text: str) -> int:
+        return len(self.tokenizer.encode(text))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The exact text the model reads for `messages`. Raises `TemplateError`."""
+        return self.tokenizer.render(messages, tools=tools, enable_thinking=enable_thinking)
+
+    # --- generation -------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        raw: bool = False,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Yield what is new after each step, for each of the request's n outputs.
+
+        A `str` is one user message, or with `raw` a text to continue; token ids are continued as
+        they are. The request is checked and queued before the first `next`.
+        """
+        request = self._request(
+            prompt, params, enable_thinking, tools, raw, priority=priority, cache_salt=cache_salt
+        )
+        outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+        self._thread.submit(request, outputs.put)
+        return self._iterate(request.request_id, request.params.n, outputs)
+
+    def _iterate(
+        self, request_id: str, num_open: int, outputs: queue.SimpleQueue[list[RequestOutput]]
+    ) -> Iterator[RequestOutput]:
+        try:
+            while num_open > 0:
+                for output in outputs.get():
+                    num_open -= output.is_finished
+                    yield output
+        finally:
+            if num_open > 0:
+                self._thread.abort(request_id)
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        enable_thinking: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> RequestOutput:
+        """Answer a conversation. Raises `InvalidParameterError` when `params.n` is not 1."""
+        if params is not None and params.n != 1:
+            raise InvalidParameterError(
+                f"chat gives one answer, n is {params.n}", hint="Use stream.", param="n"
+            )
+        deltas = self.stream(messages, params, enable_thinking=enable_thinking, tools=tools)
+        return fold_outputs(list(deltas))
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue texts or token ids, all in one batch.
+
+        Returns the outputs in order: `n` for the first prompt, then for the next. A prompt that
+        cannot be served gives an output with `finish_reason` ERROR; the others go on.
+
+        Raises `InvalidParameterError` when there are not as many `params` as prompts.
+        """
+        from nvcli.engine.engine_thread import error_outputs
+        from nvcli.errors import RequestError, UsageError
+
+        batch = _as_batch(prompts)
+        each = [params] * len(batch) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(batch):
+            raise InvalidParameterError(
+                f"there are {len(batch)} prompts and {len(each)} params", param="params"
+            )
+        finished: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+        results: dict[str, list[RequestOutput]] = {}
+        num_open = 0
+        try:
+            for prompt, prompt_params in zip(batch, each, strict=True):
+                request = replace(
+                    self._request(prompt, prompt_params, True, None, raw=True), is_streaming=False
+                )
+                results[request.request_id] = []
+                num_open += request.params.n
+                try:
+                    self._thread.submit(request, finished.put)
+                except (RequestError, UsageError) as error:
+                    indices = set(range(request.params.n))
+                    finished.put(error_outputs(request.request_id, indices, error))
+            while num_open > 0:
+                for output in finished.get():
+                    results[output.request_id].append(output)
+                    num_open -= 1
+        finally:
+            if num_open > 0:
+                for request_id in results:
+                    self._thread.abort(request_id)
+        return [o for outputs in results.values() for o in sorted(outputs, key=lambda o: o.index)]
+
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        enable_thinking: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        raw: bool,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Any:
+        from nvcli.engine.engine import Request
+
+        is_chat = False
+        if isinstance(prompt, str) and raw:
+            token_ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, str) or (prompt and isinstance(prompt[0], Message)):
+            messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
+            token_ids = self.tokenizer.encode_chat(
+                messages,  # type: ignore[arg-type]
+                tools=tools,
+                enable_thinking=enable_thinking,
+            )
+            is_chat = True
+        else:
+            token_ids = list(prompt)  # type: ignore[arg-type]
+        return Request(
+            request_id=f"req-{next(self._request_ids)}",
+            prompt_token_ids=token_ids,
+            params=params or self.sampling(enable_thinking=enable_thinking),
+            is_chat=is_chat,
+            parse_tools=bool(tools),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+
+    # --- end --------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop the engine and free its memory. Safe to call twice."""
+        self._thread.close()
+        self._runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:
+    from nvcli.text import Tokenizer
+
+    try:
+        return Tokenizer.from_folder(folder)
+    except TokenizerError:
+        if is_optional:
+            return None
+        raise
+
+
+def _as_batch(
+    prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+) -> list[str] | list[Sequence[int]]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""From what a user calls a model to a folder with its files: the built-in model, a local folder, or
+a Hugging Face id, whose files are fetched once into the Hugging Face cache.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nvcli.config import DEFAULT_MODEL
+from nvcli.errors import ModelNotFoundError
+
+# All that an engine reads of a repository; weights in other formats are left where they are.
+FILE_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def demo_folder() -> Path:
+    """The checkpoint that ships with the package."""
+    return Path(__file__).resolve().parent.parent / "demo"
+
+
+def resolve_model(name: str) -> Path:
+    """Find, or fetch, the folder of `name`; a download shows its progress on stderr.
+
+    Raises `ModelNotFoundError` with the next step.
+    """
+    if name == DEFAULT_MODEL:
+        return demo_folder()
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise ModelNotFoundError(
+            f"{name} is a file, not a folder", hint="Give the folder that holds config.json."
+        )
+    if _HUB_ID.fullmatch(name) is None:
+        raise ModelNotFoundError(
+            f"there is no folder {name}",
+            hint="Give a local folder or a Hugging Face id such as Qwen/Qwen3-0.6B.",
+        )
+    return _from_hub(name)
+
+
+def _from_hub(repo_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=FILE_PATTERNS, local_files_only=True))
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{repo_id!r} is no Hugging Face id") from error
+    except LocalEntryNotFoundError:
+        return _download(repo_id)
+
+
+def _download(repo_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(repo_id, allow_patterns=FILE_PATTERNS))
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{repo_id} is gated", hint="Accept its terms on its page and set HF_TOKEN."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFoundError(
+            f"there is no folder and no Hugging Face model {repo_id}",
+            hint="Check the spelling; a private model needs HF_TOKEN.",
+        ) from error
+    except OfflineModeIsEnabled as error:
+        raise ModelNotFoundError(
+            f"{repo_id} is not in the cache, and HF_HUB_OFFLINE forbids fetching it",
+            hint="Unset HF_HUB_OFFLINE or give a local folder.",
+        ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFoundError(
+            f"{repo_id} is not in the cache and could not be fetched ({_first_line(error)})",
+            hint="Check the network, or give a local folder.",
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
