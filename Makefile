@@ -1,0 +1,56 @@
+# The verbs of this repository. Each sets up what it needs: `make chat` and `make test` work in a
+# fresh clone. Everything goes into .venv; constraints.txt pins the versions.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RUN    := $(VENV)/.installed-run
+DEV    := $(VENV)/.installed-dev
+ASK    ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help chat test check fmt test-gpu soak clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+# torch is installed first and alone: any other request for it may pull gigabytes of CUDA libraries.
+$(RUN): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing nvcli into $(VENV)" >&2
+	@$(BIN)/python -m pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" >&2
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e . >&2
+	@touch $@
+
+$(DEV): $(RUN)
+	@echo "installing the development group" >&2
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt 'pip>=25.1' >&2
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --group dev >&2
+	@touch $@
+
+chat: $(RUN)  ## set up and open a chat on the built-in model; ASK='...' answers once
+	@$(BIN)/nvcli chat $(if $(value ASK),--no-stdin -- "$$NVCLI_MAKE_ASK")
+
+chat: export NVCLI_MAKE_ASK = $(value ASK)
+
+test: $(DEV)  ## set up and run the whole suite on the CPU
+	@$(BIN)/python -m pytest
+
+check: $(DEV)  ## ruff, mypy, import layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+fmt: $(DEV)  ## format, and fix what ruff can fix
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+test-gpu: $(DEV)  ## the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu
+
+soak: $(DEV)  ## campaigns at full size, with printed seeds
+	@$(BIN)/python -m pytest -m soak --timeout 3600
+
+clean:  ## remove .venv and what tools left behind
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
