@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import queue
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import InvalidParameterError, TokenizerError
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from nvcli.engine.core import CoreStats
-    from nvcli.engine.engine_thread import EngineThread
+    from nvcli.engine.engine import Request
+    from nvcli.engine.engine_thread import EngineThread, Sink
     from nvcli.engine.model_runner import StartupReport
     from nvcli.models.config import ModelConfig
     from nvcli.text import Tokenizer
@@ -48,8 +49,7 @@ class LLM:
             config: everything else; `options` are its fields by name and win over it.
         """
         from nvcli.engine.engine import Engine
-        from nvcli.engine.engine_thread import EngineThread
-        from nvcli.engine.model_runner import ModelRunner
+            from nvcli.engine.model_runner import ModelRunner
         from nvcli.models.config import ModelConfig
         from nvcli.models.resolve import resolve_model
 
@@ -163,30 +163,22 @@ class LLM:
         raw: bool = False,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> Iterator[RequestOutput]:
-        """Yield what is new after each step, for each of the request's n outputs.
+    ) -> OutputStream:
+        """Iterate over what is new after each step, for each of the request's n outputs.
 
         A `str` is one user message, or with `raw` a text to continue; token ids are continued as
-        they are. The request is checked and queued before the first `next`.
+        they are. The request is checked and queued at once.
         """
-        request = self._request(
-            prompt, params, enable_thinking, tools, raw, priority=priority, cache_salt=cache_salt
+        request = self.request(
+            prompt,
+            params,
+            enable_thinking=enable_thinking,
+            tools=tools,
+            raw=raw,
+            priority=priority,
+            cache_salt=cache_salt,
         )
-        outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
-        self._thread.submit(request, outputs.put)
-        return self._iterate(request.request_id, request.params.n, outputs)
-
-    def _iterate(
-        self, request_id: str, num_open: int, outputs: queue.SimpleQueue[list[RequestOutput]]
-    ) -> Iterator[RequestOutput]:
-        try:
-            while num_open > 0:
-                for output in outputs.get():
-                    num_open -= output.is_finished
-                    yield output
-        finally:
-            if num_open > 0:
-                self._thread.abort(request_id)
+        return OutputStream(self, request)
 
     def chat(
         self,
@@ -230,13 +222,11 @@ class LLM:
         num_open = 0
         try:
             for prompt, prompt_params in zip(batch, each, strict=True):
-                request = replace(
-                    self._request(prompt, prompt_params, True, None, raw=True), is_streaming=False
-                )
+                request = self.request(prompt, prompt_params, raw=True, is_streaming=False)
                 results[request.request_id] = []
                 num_open += request.params.n
                 try:
-                    self._thread.submit(request, finished.put)
+                    self.submit(request, finished.put)
                 except (RequestError, UsageError) as error:
                     indices = set(range(request.params.n))
                     finished.put(error_outputs(request.request_id, indices, error))
@@ -247,20 +237,27 @@ class LLM:
         finally:
             if num_open > 0:
                 for request_id in results:
-                    self._thread.abort(request_id)
+                    self.abort(request_id)
         return [o for outputs in results.values() for o in sorted(outputs, key=lambda o: o.index)]
 
-    def _request(
+    # --- one request at a time, without waiting ---------------------------------------------------
+
+    def request(
         self,
         prompt: Prompt,
-        params: SamplingParams | None,
-        enable_thinking: bool,
-        tools: Sequence[Mapping[str, Any]] | None,
-        raw: bool,
+        params: SamplingParams | None = None,
         *,
+        enable_thinking: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        raw: bool = False,
+        is_streaming: bool = True,
         priority: int = 0,
         cache_salt: str | None = None,
-    ) -> Any:
+    ) -> Request:
+        """Turn a prompt into a request for `submit`: rendered, tokenized, with default sampling.
+
+        Raises `TemplateError` for messages that cannot be rendered.
+        """
         from nvcli.engine.engine import Request
 
         is_chat = False
@@ -269,22 +266,32 @@ class LLM:
         elif isinstance(prompt, str) or (prompt and isinstance(prompt[0], Message)):
             messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
             token_ids = self.tokenizer.encode_chat(
-                messages,  # type: ignore[arg-type]
-                tools=tools,
-                enable_thinking=enable_thinking,
+                cast("Sequence[Message]", messages), tools=tools, enable_thinking=enable_thinking
             )
             is_chat = True
         else:
-            token_ids = list(prompt)  # type: ignore[arg-type]
+            token_ids = list(cast("Sequence[int]", prompt))
         return Request(
             request_id=f"req-{next(self._request_ids)}",
             prompt_token_ids=token_ids,
             params=params or self.sampling(enable_thinking=enable_thinking),
             is_chat=is_chat,
             parse_tools=bool(tools),
+            is_streaming=is_streaming,
             priority=priority,
             cache_salt=cache_salt,
         )
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Queue a request; its outputs go to `sink`, called from the engine's thread.
+
+        Raises `RequestError` or `UsageError` when it cannot be served.
+        """
+        self._thread.submit(request, sink)
+
+    def abort(self, request_id: str) -> None:
+        """End a request within one step; does nothing for an id that is unknown or finished."""
+        self._thread.abort(request_id)
 
     # --- end --------------------------------------------------------------------------------------
 
@@ -303,6 +310,37 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class OutputStream(Iterator[RequestOutput]):
+    """A running request's outputs as they come. `close`, or dropping it, aborts the request."""
+
+    def __init__(self, llm: LLM, request: Request) -> None:
+        self.request_id = request.request_id
+        self._llm = llm
+        self._num_open = request.params.n
+        self._outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+        self._ready: deque[RequestOutput] = deque()
+        llm.submit(request, self._outputs.put)
+
+    def __next__(self) -> RequestOutput:
+        while not self._ready:
+            if self._num_open == 0:
+                raise StopIteration
+            self._ready.extend(self._outputs.get())
+        output = self._ready.popleft()
+        self._num_open -= output.is_finished
+        return output
+
+    def close(self) -> None:
+        if self._num_open > 0:
+            self._num_open = 0
+            self._ready.clear()
+            self._llm.abort(self.request_id)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_ready"):  # the request was accepted
+            self.close()
 
 
 def _load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:
