@@ -49,7 +49,8 @@ class LLM:
             config: everything else; `options` are its fields by name and win over it.
         """
         from nvcli.engine.engine import Engine
-            from nvcli.engine.model_runner import ModelRunner
+        from nvcli.engine.engine_thread import EngineThread
+        from nvcli.engine.model_runner import ModelRunner
         from nvcli.models.config import ModelConfig
         from nvcli.models.resolve import resolve_model
 
