@@ -112,7 +112,7 @@ class LLM:
 
     @property
     def supports_thinking(self) -> bool:
-        return self._tokenizer is not None and self._tokenizer.supports_thinking
+        return self._tokenizer is not None and self._tokenizer.end_think_id is not None
 
     def stats(self) -> CoreStats:
         return self._engine.stats()

@@ -17,13 +17,14 @@ from nvcli.engine.core import EngineCore
 from nvcli.engine.output import BestOf, OutputProcessor
 from nvcli.engine.sequence import Sequence
 from nvcli.errors import ContextLengthError, InvalidParameterError, RequestError
+from nvcli.text import OutputRouter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nvcli.engine.core import CoreStats
     from nvcli.engine.step import StepDevice
-    from nvcli.text import OutputRouter, Tokenizer
+    from nvcli.text import Tokenizer
     from nvcli.types import RequestOutput, SamplingParams
 
 _MASK_63 = 2**63 - 1
@@ -189,13 +190,16 @@ class Engine:
     def _router(self, request: Request) -> OutputRouter | None:
         if self._tokenizer is None:
             return None
-        return self._tokenizer.output_router(
-            prompt_token_ids=request.prompt_token_ids,
-            is_chat=request.is_chat,
+        params = request.params
+        return OutputRouter(
+            self._tokenizer,
+            request.prompt_token_ids,
+            parse_reasoning=request.is_chat,
             parse_tools=request.parse_tools,
-            stop=request.params.stop,
-            include_stop=request.params.include_stop_str_in_output,
-            skip_special_tokens=request.params.skip_special_tokens,
+            stop=params.stop,
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
         )
 
     def abort(self, request_id: str) -> bool:

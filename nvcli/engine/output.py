@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nvcli.errors import NvcliError
+from nvcli.text import RouterState
 from nvcli.types import (
     FinishReason,
     RequestOutput,
@@ -46,7 +47,6 @@ class OutputState:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     num_routed_tokens: int = 0
-    has_tool_calls: bool = False
 
     @property
     def is_lazy(self) -> bool:
@@ -61,7 +61,6 @@ class OutputState:
             self.reasoning.append(delta.reasoning)
         if delta.tool_calls:
             self.tool_calls.extend(delta.tool_calls)
-            self.has_tool_calls = True
 
 
 class OutputProcessor:
@@ -76,7 +75,7 @@ class OutputProcessor:
 
     def add(self, seq: Sequence, router: OutputRouter | None, *, is_streaming: bool) -> None:
         budget = seq.params.thinking_budget
-        if budget is not None and router is not None and router.may_reason:
+        if budget is not None and router is not None and _may_reason(router):
             seq.gate = budget
         self._states[seq.seq_id] = OutputState(seq, router, is_streaming)
 
@@ -109,8 +108,8 @@ class OutputProcessor:
                 self._core.fail(seq, error)
                 self._end(state)
                 return
-            if router.stop_reason is not None:
-                self._core.finish(seq, FinishReason.STOP, router.stop_reason)
+            if router.stop is not None:
+                self._core.finish(seq, FinishReason.STOP, router.stop)
                 self._end(state)
                 return
             if seq.gate is not None and self._close_thinking_at_budget(state, router):
@@ -122,7 +121,7 @@ class OutputProcessor:
         """Route output ids up to `end`; ids behind a stop string are cut off."""
         seq, router = state.seq, state.router
         assert router is not None
-        while state.num_routed_tokens < end and router.stop_reason is None:
+        while state.num_routed_tokens < end and router.stop is None:
             token_id = seq.output_token_ids[state.num_routed_tokens]
             state.num_routed_tokens += 1
             state.add(router.feed(token_id))
@@ -135,7 +134,7 @@ class OutputProcessor:
         seq = state.seq
         budget = seq.params.thinking_budget
         assert budget is not None
-        if not router.may_reason:
+        if not _may_reason(router):
             seq.gate = None
             return False
         left = budget - router.num_reasoning_tokens
@@ -150,6 +149,8 @@ class OutputProcessor:
             return True
         self._core.force(seq, closing)
         state.token_ids.extend(closing)
+        # A forced token was certain: probability 1.
+        state.logprobs.extend(TokenLogprob(token_id, 0.0, 1) for token_id in closing)
         self._feed(state, len(seq.output_token_ids))
         return False
 
@@ -158,23 +159,23 @@ class OutputProcessor:
         reason = seq.finish_reason
         assert reason is not None, "a sequence ends with a reason"
         if router is not None:
-            # An id that ended the sequence (EOS or a stop id) is no text.
-            ended_by_id = reason is FinishReason.STOP and router.stop_reason is None
-            end = len(seq.output_token_ids) - int(ended_by_id)
             try:
-                if seq.params.include_stop_str_in_output and isinstance(seq.stop_reason, int):
-                    end += 1
-                self._feed(state, end)
-                state.add(router.finish(reason))
+                self._feed(state, len(seq.output_token_ids) - self._num_hidden_tokens(seq, router))
+                delta = router.finish(reason)
+                state.add(delta)
+                seq.finish_reason = delta.finish_reason
             except NvcliError as error:
-                if reason is not FinishReason.ERROR:
-                    seq.finish_reason, seq.error = FinishReason.ERROR, error
-            if router.stop_reason is not None and reason is FinishReason.STOP:
-                seq.stop_reason = router.stop_reason
-        if seq.finish_reason is FinishReason.STOP and state.has_tool_calls:
-            seq.finish_reason = FinishReason.TOOL_CALLS
+                seq.finish_reason, seq.error = FinishReason.ERROR, error
+            if router.stop is not None and seq.finish_reason is FinishReason.STOP:
+                seq.stop_reason = router.stop
         self._emit(state)
         del self._states[seq.seq_id]
+
+    def _num_hidden_tokens(self, seq: Sequence, router: OutputRouter) -> int:
+        """1 when the last id ended the sequence and is no text: EOS, or a stop id unless asked."""
+        ended_by_id = seq.finish_reason is FinishReason.STOP and router.stop is None
+        is_shown = seq.params.include_stop_str_in_output and isinstance(seq.stop_reason, int)
+        return int(ended_by_id and not is_shown)
 
     def _emit(self, state: OutputState) -> None:
         seq, router = state.seq, state.router
@@ -217,6 +218,10 @@ class OutputProcessor:
         )
         state.text, state.reasoning, state.tool_calls = [], [], []
         state.token_ids, state.logprobs = [], []
+
+
+def _may_reason(router: OutputRouter) -> bool:
+    return router.state in (RouterState.UNDECIDED, RouterState.REASONING)
 
 
 class BestOf:
