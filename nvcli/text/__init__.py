@@ -1,0 +1,35 @@
+"""Strings and tokens: tokenizer, chat template, detokenizer, output parsers. No torch here."""
+
+from nvcli.text.detokenizer import IncrementalDetokenizer, StopMatcher, StopPiece, Vocabulary
+from nvcli.text.messages import (
+    content_text,
+    normalize_messages,
+    parse_message,
+    parse_messages,
+    split_think_block,
+)
+from nvcli.text.parsers import OutputRouter, RouterDelta, RouterState, start_state
+from nvcli.text.tokenizer import Tokenizer
+from nvcli.text.tool_formats import TOOL_FORMATS, HermesParser, ToolFormat
+from nvcli.text.unicode import repair_surrogates
+
+__all__ = [
+    "TOOL_FORMATS",
+    "HermesParser",
+    "IncrementalDetokenizer",
+    "OutputRouter",
+    "RouterDelta",
+    "RouterState",
+    "StopMatcher",
+    "StopPiece",
+    "Tokenizer",
+    "ToolFormat",
+    "Vocabulary",
+    "content_text",
+    "normalize_messages",
+    "parse_message",
+    "parse_messages",
+    "repair_surrogates",
+    "split_think_block",
+    "start_state",
+]

@@ -1,0 +1,240 @@
+"""A checkpoint's tokenizer: strings to ids and back, and conversations to prompts.
+
+Ids and bytes come from the `tokenizers` library, prompts from the checkpoint's own chat template.
+Special ids are found by name, never by number.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvcli.errors import RequestError, TemplateError
+from nvcli.text.messages import normalize_messages, parse_message
+from nvcli.text.tokenizer_files import read_tokenizer_files
+from nvcli.text.unicode import repair_surrogates
+from nvcli.types import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import tokenizers
+
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+_CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # the blank shows whether a template trims
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint folder. Safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        named_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._bytes: dict[int, bytes] = {}
+        self.named_tokens = dict(named_tokens or {})  # "eos_token" -> "<|im_end|>"
+        self.chat_templates = dict(chat_templates or {})  # "default" and others by name
+        added = backend.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self._special = {token_id for token_id, token in added.items() if token.special}
+        self.size = backend.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> Tokenizer:
+        """Reads a checkpoint folder. Raises `TokenizerError` naming the file at fault."""
+        files = read_tokenizer_files(Path(path))
+        return cls(
+            files.backend,
+            named_tokens=files.named_tokens,
+            chat_templates=files.chat_templates,
+        )
+
+    # --- text and ids -----------------------------------------------------------------------
+
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """The ids of `text`. Nothing is put before or after it.
+
+        Names of added tokens in the text become those tokens, as in a rendered chat template;
+        with `parse_special=False` they are text like any other. Lone surrogates become U+FFFD.
+        """
+        backend = self._backend if parse_special else self._plain_backend
+        ids: list[int] = backend.encode(repair_surrogates(text), add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of all ids together. Raises `RequestError` for an id outside the tokenizer."""
+        parts = [
+            self.token_bytes(token_id)
+            for token_id in ids
+            if not (skip_special_tokens and token_id in self._special)
+        ]
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of one id; those of a piece of a character are no valid UTF-8.
+
+        Raises `RequestError` for an id outside the tokenizer, which ends one request only.
+        """
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._find_bytes(token_id)
+        return data
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        added = self._added.get(token_id)
+        if added is not None:
+            return added.encode("utf-8")
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if token is None:
+            raise RequestError(
+                f"token id {token_id} is outside the tokenizer, which has {self.size} tokens"
+            )
+        table = _byte_of_character()
+        try:
+            return bytes(table[character] for character in token)
+        except KeyError:  # a token that was put into the vocabulary as plain text
+            return token.encode("utf-8")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token by its name, such as `<think>`; None where there is none."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
+    @cached_property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokenizer's own end-of-sequence id, if any; generation_config.json may name more."""
+        token = self.named_tokens.get("eos_token")
+        token_id = None if token is None else self.id_of(token)
+        return () if token_id is None else (token_id,)
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        return frozenset(self._special)
+
+    @cached_property
+    def think_id(self) -> int | None:
+        return self.id_of("<think>")
+
+    @cached_property
+    def end_think_id(self) -> int | None:
+        return self.id_of("</think>")
+
+    @cached_property
+    def tool_call_id(self) -> int | None:
+        return self.id_of("<tool_call>")
+
+    @cached_property
+    def end_tool_call_id(self) -> int | None:
+        return self.id_of("</tool_call>")
+
+    @cached_property
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        """The same model without its added tokens."""
+        import tokenizers
+
+        plain = tokenizers.Tokenizer(self._backend.model)
+        plain.normalizer = self._backend.normalizer
+        plain.pre_tokenizer = self._backend.pre_tokenizer
+        return plain
+
+    # --- conversations ----------------------------------------------------------------------
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.chat_templates)
+
+    def chat_template(self, *, with_tools: bool = False) -> str:
+        """The template's source. Raises `TemplateError` where the checkpoint has none."""
+        names = ("tool_use", "default") if with_tools else ("default",)
+        for name in names:
+            if name in self.chat_templates:
+                return self.chat_templates[name]
+        raise TemplateError(
+            "the checkpoint has no chat template",
+            hint="Use --raw to send the text as it is",
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        enable_thinking: bool | None = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt's text, equal to that of transformers' `apply_chat_template`.
+
+        `continue_final_message` leaves the last message open for the model to go on with, and then
+        no generation prompt is added. Other keywords reach the template as variables. Raises
+        `TemplateError` for messages that the template or the model cannot take.
+        """
+        from nvcli.text.template import render_template
+
+        reserved = _OWN_VARIABLES.intersection(kwargs)
+        if reserved:
+            name = min(reserved)
+            raise TemplateError(f"{name} cannot be set as a template variable", param=name)
+        parsed = [
+            message if isinstance(message, Message) else parse_message(message, f"messages[{i}]")
+            for i, message in enumerate(messages)
+        ]
+        turns = normalize_messages(parsed, continue_final_message=continue_final_message)
+        final_text: str = turns[-1]["content"]
+        if continue_final_message:
+            turns[-1]["content"] = final_text + _CONTINUE_TAG
+        variables: dict[str, Any] = dict(self.named_tokens)
+        if enable_thinking is not None:
+            variables["enable_thinking"] = enable_thinking
+        variables |= {
+            "documents": None,
+            **kwargs,
+            "messages": turns,
+            "tools": None if tools is None else list(tools),
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        source = chat_template or self.chat_template(with_tools=bool(tools))
+        text = render_template(source, variables)
+        if continue_final_message:
+            text = _cut_at_tag(text, final_text)
+        return repair_surrogates(text)
+
+    def encode_chat(
+        self, messages: Sequence[Message | Mapping[str, Any]], /, **options: Any
+    ) -> list[int]:
+        """The prompt's ids; the options are those of `render`."""
+        return self.encode(self.render(messages, **options))
+
+
+def _cut_at_tag(text: str, final_text: str) -> str:
+    """What stands before the tag that marks the end of the final message."""
+    place = text.rfind(_CONTINUE_TAG.strip())
+    if place < 0 or final_text.strip() not in text:
+        raise TemplateError(
+            "the chat template does not keep the last message as it is, so it cannot be continued",
+            param="continue_final_message",
+        )
+    is_kept = text.startswith(_CONTINUE_TAG, place)
+    return text[:place] if is_kept else text[:place].rstrip()
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, int]:
+    """The alphabet of byte-level vocabularies: printable Latin-1 bytes stand for themselves, the
+    others are shifted, in order, to the characters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(0x100) if byte not in set(printable))
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
