@@ -58,10 +58,18 @@ class Sequence:
     num_unread_tokens: int = 0  # sampled by launched steps, not yet seen by the consumer
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     num_hashed_blocks: int = 0  # leading blocks that carry a hash
+    block_hashes: list[bytes] = field(default_factory=list)  # of leading full blocks, kept for good
+    num_sent_blocks: int = 0  # leading entries of block_table that the device was told
+    num_unsent_tokens: int = 0  # last output tokens, forced by the host, the device lacks them yet
+    num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities were collected
     gate: int | None = None  # output index that may be sampled only when all before it are read
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_preemptions: int = 0
+    # Moments on the core's clock, as in `RequestTimes`.
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -96,3 +104,11 @@ class Sequence:
 
     def token_ids(self) -> list[int]:
         return self.prompt_token_ids + self.output_token_ids
+
+    def known_tokens(self, start: int, end: int) -> list[int]:
+        """`token_ids()[start:end]`, without joining the lists."""
+        split = len(self.prompt_token_ids)
+        if end <= split:
+            return self.prompt_token_ids[start:end]
+        outputs = self.output_token_ids[max(0, start - split) : end - split]
+        return self.prompt_token_ids[start:] + outputs

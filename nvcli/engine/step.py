@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from nvcli.engine.sequence import Sequence
     from nvcli.types import SamplingParams, TokenLogprob
 
+HashedBlock = tuple[int, bytes]  # a block and the digest of its prefix
+
 
 @dataclass(slots=True)
 class Row:
@@ -62,7 +64,7 @@ class TokenWrite(NamedTuple):
 @dataclass(slots=True)
 class StepPlan:
     """Everything a device needs for one step. The deltas apply before the rows run, in the order
-    of the fields.
+    of the fields, and concern only sequences that have a row.
     """
 
     step_id: int
@@ -70,6 +72,8 @@ class StepPlan:
     slot_inits: list[SlotInit] = field(default_factory=list)
     block_writes: list[BlockWrite] = field(default_factory=list)
     token_writes: list[TokenWrite] = field(default_factory=list)
+    # Host only: the prefix-cache names this step's writes make true, taken back when it fails.
+    hashed_blocks: list[HashedBlock] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

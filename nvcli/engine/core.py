@@ -1,0 +1,256 @@
+"""The engine core: one loop over schedule, launch, collect and hand out. Hot path: yes
+
+With depth 0 a step is read as soon as it is launched. With depth 1 the next step is launched first,
+so the device never waits for the host:
+
+    iteration   schedule  launch   hand out          collect
+        k          k        k      results of k-2    k-1
+        k+1       k+1      k+1     results of k-1    k
+
+Between collecting k-1 and launching k+1 only scheduling runs; text work overlaps step k+1. Both
+depths are the same code and give the same tokens: a step never depends on a token the host has not
+read, except for sequences with a gate, and those sit out until their consumer has caught up.
+
+One stream: the device runs plans in launch order, all of them. That is the only fence: a sequence
+that ended gives its slot and blocks away at once, although a launched step may still write there.
+
+Errors end sequences, never the loop: when a step cannot be launched or read, its sequences finish
+with `FinishReason.ERROR`. Not thread-safe: one thread calls everything here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvcli.engine.block_manager import BlockManager
+from nvcli.engine.scheduler import Scheduler
+from nvcli.errors import ContextLengthError, EngineError, InvalidParameterError, NvcliError
+from nvcli.types import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from nvcli.engine.sequence import Sequence
+    from nvcli.engine.step import Row, StepDevice, StepPlan, StepResult, Ticket
+    from nvcli.types import TokenLogprob
+
+
+@dataclass(slots=True)
+class Update:
+    """What is new about a sequence. The last one has a `finish_reason`; after it comes nothing."""
+
+    seq: Sequence
+    token_ids: list[int] = field(default_factory=list)  # the last of seq.output_token_ids
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of sampled tokens, when asked for
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt[1:], in pieces
+    finish_reason: FinishReason | None = None
+    error: NvcliError | None = None  # with ERROR
+
+
+class EngineCore:
+    """Runs sequences on a device.
+
+    `consumer` gets the updates of a step in one call. From inside it, or between steps, `add`,
+    `abort`, `finish` and `force` may be called.
+    """
+
+    def __init__(
+        self,
+        device: StepDevice,
+        consumer: Callable[[list[Update]], None],
+        *,
+        max_num_batched_tokens: int,
+        depth: int = 1,
+        enable_prefix_caching: bool = True,
+        watermark: float = 0.01,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert depth >= 0, "steps launched ahead"
+        blocks = BlockManager(device.num_blocks, device.block_size, enable_prefix_caching)
+        self.scheduler = Scheduler(
+            blocks,
+            max_num_seqs=device.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            watermark=watermark,
+        )
+        self.depth = depth
+        self.clock = clock
+        self._device = device
+        self._consumer = consumer
+        self._tickets: deque[Ticket] = deque()  # launched, not collected; oldest first
+        self._updates: list[Update] = []  # collected, not handed out
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. Its output is cut to the room left in the context and in the pool.
+
+        Raises `InvalidParameterError` for an empty prompt, and `ContextLengthError` for one that
+        can never fit.
+        """
+        limit, num_prompt = self._device.max_model_len, seq.num_prompt_tokens
+        capacity = self.scheduler.max_tokens_stored
+        if num_prompt == 0:
+            raise InvalidParameterError("the prompt must have at least one token", param="prompt")
+        if num_prompt > limit:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt} tokens, the context holds {limit}", param="prompt"
+            )
+        if num_prompt > capacity:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt} tokens, the KV cache holds {capacity}", param="prompt"
+            )
+        # The last token of an output is never computed, so it needs no room in the pool.
+        room = min(limit - num_prompt, capacity - num_prompt + 1)
+        seq.max_output_tokens = min(seq.max_output_tokens, room)
+        self.scheduler.add(seq)
+        if seq.max_output_tokens <= 0 and seq.params.prompt_logprobs is None:
+            self._end(Update(seq), FinishReason.LENGTH)
+
+    def abort(self, seq: Sequence) -> bool:
+        """End a sequence at any point; its last update says so. False when it ended before."""
+        if seq.is_finished:
+            return False
+        self.finish(seq, FinishReason.ABORT)
+        self._updates.append(Update(seq, finish_reason=FinishReason.ABORT))
+        return True
+
+    def finish(
+        self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None
+    ) -> None:
+        """The consumer ends a sequence, at a stop string for example. No update follows."""
+        self._updates = [update for update in self._updates if update.seq is not seq]
+        if not seq.is_finished:
+            self._finish(seq, reason, stop_reason)
+
+    def force(self, seq: Sequence, token_ids: list[int]) -> None:
+        """Append output the model did not choose, such as the end of a think block.
+
+        It reaches the consumer in an update, like sampled tokens, and is computed in one chunk.
+        The sequence must be gated: nothing of it may be in flight.
+        """
+        assert not seq.is_finished, f"sequence {seq.seq_id} has ended"
+        assert seq.num_inflight_tokens == 0, f"sequence {seq.seq_id} has tokens in flight"
+        room = seq.max_output_tokens - len(seq.output_token_ids)
+        update = Update(seq, token_ids[:room])
+        seq.output_token_ids += update.token_ids
+        seq.num_unsent_tokens += len(update.token_ids)
+        seq.num_unread_tokens += len(update.token_ids)
+        if len(seq.output_token_ids) >= seq.max_output_tokens:
+            self._end(update, FinishReason.LENGTH)
+        else:
+            self._updates.append(update)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._tickets or self._updates) or self.scheduler.has_unfinished
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        plan = self.scheduler.schedule(self.clock())
+        launched = bool(plan.rows) and self._launch(plan)
+        self._hand_out()
+        if len(self._tickets) > self.depth or (self._tickets and not launched):
+            self._collect(self._tickets.popleft())
+        if self.depth == 0 or not launched:
+            self._hand_out()
+        if not self.has_unfinished:
+            self.scheduler.check_idle()
+
+    def _launch(self, plan: StepPlan) -> bool:
+        try:
+            ticket = self._device.launch(plan)
+        except Exception as error:  # noqa: BLE001 - ends the step's sequences, not the engine
+            self._fail([plan], error)
+            return False
+        assert ticket.plan is plan, "a ticket belongs to its plan"
+        self._tickets.append(ticket)
+        return True
+
+    def _collect(self, ticket: Ticket) -> None:
+        """Read a step: the only place where the host waits for the device."""
+        try:
+            result = self._device.collect(ticket)
+        except Exception as error:  # noqa: BLE001 - ends the sequences it touched, not the engine
+            # Later steps build on what this one computed, so they are lost as well.
+            self._fail([ticket.plan, *(later.plan for later in self._tickets)], error)
+            return
+        now = self.clock()
+        for index, row in enumerate(ticket.plan.rows):
+            if row.epoch == row.seq.epoch:  # else it ended, or computes this again
+                self._settle(row, index, result, now)
+
+    def _settle(self, row: Row, index: int, result: StepResult, now: float) -> None:
+        seq = row.seq
+        token_id = result.token_ids[index]
+        self.scheduler.settle(row, token_id)
+        update = Update(seq)
+        if index in result.prompt_logprobs:
+            # After preemption the prompt is computed again: hand out each position once.
+            pieces = result.prompt_logprobs[index]
+            update.prompt_logprobs = pieces[max(0, seq.num_prompt_logprobs - row.start) :]
+            seq.num_prompt_logprobs += len(update.prompt_logprobs)
+        if row.samples:
+            update.token_ids.append(token_id)
+            if index in result.logprobs:
+                update.logprobs.append(result.logprobs[index])
+            if seq.first_token is None:
+                seq.first_token = now
+            num_outputs = len(seq.output_token_ids)
+            can_stop = num_outputs > seq.params.min_tokens  # before, the sampler masks these ids
+            if can_stop and token_id in seq.eos_token_ids:
+                self._end(update, FinishReason.STOP)
+            elif can_stop and token_id in seq.params.stop_token_ids:
+                self._end(update, FinishReason.STOP, token_id)
+            elif num_outputs >= seq.max_output_tokens:
+                self._end(update, FinishReason.LENGTH)
+            else:
+                self._updates.append(update)
+        elif seq.max_output_tokens <= 0 and row.start + row.n == seq.num_prompt_tokens:
+            self._end(update, FinishReason.LENGTH)  # only the prompt's log-probabilities were asked
+        elif update.prompt_logprobs:
+            self._updates.append(update)
+
+    def _hand_out(self) -> None:
+        updates, self._updates = self._updates, []
+        if updates:
+            self._consumer(updates)
+            for update in updates:
+                update.seq.num_unread_tokens -= len(update.token_ids)
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def _finish(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None) -> None:
+        self.scheduler.finish(seq, reason, stop_reason)
+        seq.finished = self.clock()
+
+    def _end(
+        self, update: Update, reason: FinishReason, stop_reason: str | int | None = None
+    ) -> None:
+        """The sequence ends with this update."""
+        self._finish(update.seq, reason, stop_reason)
+        update.finish_reason = reason
+        self._updates.append(update)
+
+    def _fail(self, plans: Iterable[StepPlan], error: Exception) -> None:
+        """These steps computed nothing that can be trusted: end what they carried."""
+        for plan in plans:
+            self.scheduler.blocks.retract(plan.hashed_blocks)
+            for row in plan.rows:
+                if row.epoch == row.seq.epoch:
+                    self._end(Update(row.seq, error=as_engine_error(error)), FinishReason.ERROR)
+
+
+def as_engine_error(error: Exception) -> NvcliError:
+    """The error a user sees for a failed step: our own as it is, any other by its first line."""
+    if isinstance(error, NvcliError):
+        return error
+    reason = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
+    wrapped = EngineError(f"the step failed: {reason}")
+    wrapped.__cause__ = error
+    return wrapped
