@@ -1,0 +1,440 @@
+"""The request slots on the device: tokens, block tables and sampling state of running sequences.
+
+Hot path: yes.
+
+A step's input is `tokens[slot, start : start + n]`, and its sample goes to
+`tokens[slot, start + n]`. So the host sends only what changed (the plan's deltas) and one small
+record per row; everything that lasts longer than a step lives here, by slot:
+
+    tokens       [S, max_model_len + 1]   prompt, output and forced tokens, at their positions
+    block_table  [S, M]                   entries that are not in use name the dummy block
+    params_f/_i  [S, 8]                   sampling parameters, columns F and I
+    counts, prompt_seen, logit_bias [S, V]  allocated when the first sequence needs them
+
+S is max_num_seqs + 1: the last slot is a dummy for padding and graph capture. Rows of a table that
+only some sequences use are rewritten when a sequence that uses them takes the slot, and read only
+for such sequences, so nothing of the previous owner can reach the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nvcli.kernels.noise import as_int64
+from nvcli.layers.forward_batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from nvcli.engine.kv_cache import KVCache
+    from nvcli.engine.step import SlotInit, StepPlan, TokenWrite
+    from nvcli.kernels.attention import AttentionBackend
+    from nvcli.types import SamplingParams
+
+    Array = NDArray[Any]
+
+STAGING_RING = 4  # at least depth + 2 steps may have their upload outstanding
+
+
+class F(IntEnum):
+    """Columns of `params_f`."""
+
+    TEMPERATURE = 0
+    TOP_P = 1
+    MIN_P = 2
+    PRESENCE = 3
+    FREQUENCY = 4
+    REPETITION = 5
+
+
+class I(IntEnum):  # noqa: E742 - the twin of F
+    """Columns of `params_i`."""
+
+    TOP_K = 0
+    SEED = 1
+    MIN_TOKENS = 2
+    PROMPT_LEN = 3
+
+
+@dataclass(slots=True)
+class SlotInfo:
+    """The host's memory of a slot: which features its sampling uses."""
+
+    params: SamplingParams
+    prompt_len: int
+    length: int  # positions written so far, samples in flight included
+    has_penalties: bool
+    has_bias: bool  # logit bias, allowed or bad tokens
+    masked_ids: list[int]  # EOS and stop ids, masked until min_tokens
+    bad_words: tuple[Tensor, Tensor] | None  # prefixes [W, L] (-1 fits all), last ids [W]
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """What `prepare` leaves for the forward pass and the sampler."""
+
+    batch: ForwardBatch
+    sample_rows: list[int]  # rows of the plan that sample, R of them
+    sample_slots: Tensor  # [R] int64
+    sample_positions: Tensor  # [R] int64, where the samples go
+
+
+@dataclass(slots=True)
+class _StagingBuffer:
+    host: Tensor  # pinned, uint8
+    device: Tensor
+    event: Any = None
+
+
+class Staging:
+    """Uploads a step's arrays as one copy that does not wait.
+
+    On CUDA through a ring of pinned buffers; a buffer is filled again only after its copy is done.
+    On the CPU the arrays are used where they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.ring: list[_StagingBuffer] = []
+        self.turn = 0
+
+    def upload(self, arrays: list[Array]) -> list[Tensor]:
+        if self.device.type == "cpu":
+            return [torch.from_numpy(array) for array in arrays]
+        offsets, size = [], 0
+        for array in arrays:
+            offsets.append(size)
+            size += -(-array.nbytes // 16) * 16
+        buffer = self._next_buffer(size)
+        host = buffer.host.numpy()
+        for array, offset in zip(arrays, offsets, strict=True):
+            host[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+        buffer.device[:size].copy_(buffer.host[:size], non_blocking=True)
+        buffer.event.record()
+        return [
+            buffer.device[offset : offset + array.nbytes]
+            .view(torch.from_numpy(array[:0]).dtype)
+            .view(array.shape)
+            for array, offset in zip(arrays, offsets, strict=True)
+        ]
+
+    def _next_buffer(self, size: int) -> _StagingBuffer:
+        self.turn = (self.turn + 1) % STAGING_RING
+        if self.turn < len(self.ring):
+            self.ring[self.turn].event.synchronize()  # STAGING_RING steps old: done long ago
+        if self.turn >= len(self.ring) or self.ring[self.turn].host.numel() < size:
+            capacity = max(1 << 16, 1 << size.bit_length())
+            buffer = _StagingBuffer(
+                host=torch.empty(capacity, dtype=torch.uint8, pin_memory=True),
+                device=torch.empty(capacity, dtype=torch.uint8, device=self.device),
+                event=torch.cuda.Event(),  # type: ignore[no-untyped-call]
+            )
+            if self.turn < len(self.ring):
+                self.ring[self.turn] = buffer
+            else:
+                self.turn = len(self.ring)
+                self.ring.append(buffer)
+        return self.ring[self.turn]
+
+
+@dataclass(slots=True)
+class _Deltas:
+    """Arrays of a plan's deltas on their way to the device, and what to do with each."""
+
+    arrays: list[Array] = field(default_factory=list)
+    block_writes: int | None = None
+    inits: int | None = None
+    token_ids: int | None = None
+
+    def add(self, array: Array) -> int:
+        self.arrays.append(array)
+        return len(self.arrays) - 1
+
+
+class DeviceState:
+    """Owned by one `ModelRunner`; every method enqueues and none waits for the device."""
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        padded_vocab_size: int,
+        kv_cache: KVCache,
+        device: torch.device,
+    ) -> None:
+        self.device = device
+        self.block_size = kv_cache.spec.block_size
+        self.dummy_block = kv_cache.dummy_block
+        self.dummy_slot = max_num_seqs
+        self.kv_cache = kv_cache
+        self.padded_vocab_size = padded_vocab_size  # V: the width of the logits
+        num_slots = max_num_seqs + 1  # S
+        width = kv_cache.spec.blocks_for(max_model_len)  # M
+        self.tokens = torch.zeros((num_slots, max_model_len + 1), dtype=torch.int32, device=device)
+        self.block_table = torch.full(
+            (num_slots, width), self.dummy_block, dtype=torch.int32, device=device
+        )
+        self.params_f = torch.zeros((num_slots, 8), dtype=torch.float32, device=device)
+        self.params_i = torch.zeros((num_slots, 8), dtype=torch.int64, device=device)
+        self.counts: Tensor | None = None  # [S, V] int32, output tokens
+        self.prompt_seen: Tensor | None = None  # [S, V] bool
+        self.logit_bias: Tensor | None = None  # [S, V] float32, -inf where a token is forbidden
+        self.slots: list[SlotInfo | None] = [None] * num_slots
+        self.version = 0  # changes whenever a slot gets a new owner
+        self.staging = Staging(device)
+        self._iota = torch.arange(max(1024, num_slots + 1), device=device)  # int64
+        self._iota_i32 = self._iota[: num_slots + 1].to(torch.int32)
+
+    # --- a step's inputs -------------------------------------------------------------------------
+
+    def prepare(self, plan: StepPlan, attention: AttentionBackend) -> StepInputs | None:
+        """Apply the plan's deltas and build the forward batch; None for a plan without rows."""
+        rows = plan.rows
+        deltas = self._pack_deltas(plan)
+        num_rows = len(rows)  # B
+        record = deltas.add(
+            np.array([[r.slot, r.start, r.n, r.is_stored] for r in rows], np.int64)
+            .reshape(num_rows, 4)
+            .T.copy()
+        )
+        sample_rows = [i for i, row in enumerate(rows) if row.samples]
+        sampling = deltas.add(np.array(sample_rows, np.int64))
+        uploaded = self.staging.upload(deltas.arrays)
+        self._apply_deltas(plan, deltas, uploaded)
+        if not rows:
+            return None
+        slots, starts, counts, stored = uploaded[record].unbind(0)  # [B] each
+
+        num_tokens = plan.num_tokens  # T
+        if num_tokens == num_rows:  # every row is one token
+            positions, token_slots, row_of_token = starts, slots, None
+            cu_seqlens = self._iota_i32[: num_rows + 1]
+            seq_lens = (starts + 1).to(torch.int32)
+            last = self._arange(num_rows)
+        else:
+            ends = counts.cumsum(0)  # [B]
+            row_of_token = torch.repeat_interleave(
+                self._arange(num_rows), counts, output_size=num_tokens
+            )  # [T]
+            positions = self._arange(num_tokens) + (starts + counts - ends)[row_of_token]
+            token_slots = slots[row_of_token]
+            cu_seqlens = torch.zeros(num_rows + 1, dtype=torch.int32, device=self.device)
+            cu_seqlens[1:] = ends
+            seq_lens = (starts + counts).to(torch.int32)
+            last = ends - 1
+        blocks = self.block_table[token_slots, positions // self.block_size]
+        slot_mapping = blocks * self.block_size + positions % self.block_size  # [T] int64
+        if any(row.is_stored for row in rows):
+            is_stored = stored if row_of_token is None else stored[row_of_token]
+            slot_mapping.masked_fill_(is_stored.bool(), -1)
+
+        sample_positions = starts + counts
+        if len(sample_rows) < num_rows:
+            index = uploaded[sampling]
+            last, sample_positions = last[index], sample_positions[index]
+            sample_slots = slots[index]
+        else:
+            sample_slots = slots
+        key_lens = [row.start + row.n for row in rows]
+        batch = ForwardBatch(
+            input_ids=self.tokens[token_slots, positions].long(),
+            positions=positions,
+            slot_mapping=slot_mapping,
+            cu_seqlens_q=cu_seqlens,
+            seq_lens=seq_lens,
+            slots=slots,
+            block_table=self.block_table,
+            logits_indices=last,
+            kv_caches=self.kv_cache.layers,
+            attention=attention,
+            query_lens=[row.n for row in rows],
+            key_lens=key_lens,
+            block_ids=[
+                row.seq.block_table[: -(-key_len // self.block_size)]
+                for row, key_len in zip(rows, key_lens, strict=True)
+            ],
+        )
+        return StepInputs(batch, sample_rows, sample_slots, sample_positions)
+
+    def _arange(self, size: int) -> Tensor:
+        if size > self._iota.numel():
+            self._iota = torch.arange(1 << size.bit_length(), device=self.device)
+        return self._iota[:size]
+
+    # --- deltas ----------------------------------------------------------------------------------
+
+    def _pack_deltas(self, plan: StepPlan) -> _Deltas:
+        deltas = _Deltas()
+        if plan.block_writes:
+            last = {(slot, entry): block for slot, entry, block in plan.block_writes}
+            triples = [(slot, entry, block) for (slot, entry), block in last.items()]
+            deltas.block_writes = deltas.add(np.array(triples, np.int64).T.copy())
+        if plan.slot_inits:
+            floats = np.zeros((len(plan.slot_inits), 8), np.float32)
+            ints = np.zeros((len(plan.slot_inits), 8), np.int64)
+            for i, init in enumerate(plan.slot_inits):
+                p = init.params
+                floats[i, :6] = (
+                    *(p.temperature, p.top_p, p.min_p),
+                    *(p.presence_penalty, p.frequency_penalty, p.repetition_penalty),
+                )
+                prompt_len = len(init.prompt_token_ids)
+                ints[i, :4] = (p.top_k, as_int64(init.seed), p.min_tokens, prompt_len)
+            deltas.inits = deltas.add(np.array([init.slot for init in plan.slot_inits], np.int64))
+            deltas.add(floats)
+            deltas.add(ints)
+        token_ids: list[int] = []
+        for init in plan.slot_inits:
+            token_ids += init.prompt_token_ids
+            token_ids += init.output_token_ids
+        for write in plan.token_writes:
+            token_ids += write.token_ids
+        if token_ids:
+            deltas.token_ids = deltas.add(np.array(token_ids, np.int32))
+        return deltas
+
+    def _apply_deltas(self, plan: StepPlan, deltas: _Deltas, uploaded: list[Tensor]) -> None:
+        token_ids = torch.empty(0) if deltas.token_ids is None else uploaded[deltas.token_ids]
+        offset = 0
+        if deltas.inits is not None:
+            slots, floats, ints = uploaded[deltas.inits : deltas.inits + 3]
+            self.params_f[slots] = floats
+            self.params_i[slots] = ints
+            self.block_table[slots] = self.dummy_block
+            for init in plan.slot_inits:
+                size = len(init.prompt_token_ids) + len(init.output_token_ids)
+                self._init_slot(init, token_ids[offset : offset + size])
+                offset += size
+            self.version += 1
+        if deltas.block_writes is not None:
+            slots, entries, blocks = uploaded[deltas.block_writes].unbind(0)
+            self.block_table[slots, entries] = blocks.to(torch.int32)
+        for write in plan.token_writes:
+            size = len(write.token_ids)
+            self._force_tokens(write, token_ids[offset : offset + size])
+            offset += size
+
+    def _init_slot(self, init: SlotInit, history: Tensor) -> None:
+        """`history`: prompt and output, [prompt_len + outputs] int32."""
+        params, slot, prompt_len = init.params, init.slot, len(init.prompt_token_ids)
+        self.tokens[slot, : history.numel()] = history
+        masked_ids = init.eos_token_ids.union(params.stop_token_ids) if params.min_tokens else ()
+        bad_tokens = [*params.bad_token_ids, *(w[0] for w in params.bad_words if len(w) == 1)]
+        info = SlotInfo(
+            params=params,
+            prompt_len=prompt_len,
+            length=history.numel(),
+            has_penalties=params.repetition_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0,
+            has_bias=bool(bad_tokens or params.logit_bias) or params.allowed_token_ids is not None,
+            masked_ids=sorted(masked_ids),
+            bad_words=self._pack_bad_words([w for w in params.bad_words if len(w) > 1]),
+        )
+        self.slots[slot] = info
+        if info.has_penalties:
+            counts, seen = self._count_tables()
+            counts[slot] = 0
+            seen[slot] = False
+            ids = history.long()
+            seen[slot].index_fill_(0, ids[:prompt_len], True)
+            self._count(slot, ids[prompt_len:], 1)
+        if info.has_bias:
+            self._init_bias(slot, params, bad_tokens)
+
+    def _init_bias(self, slot: int, params: SamplingParams, bad_tokens: list[int]) -> None:
+        """Bias, allowed and bad tokens are one row of numbers to add to the logits."""
+        shape = (len(self.slots), self.padded_vocab_size)
+        if self.logit_bias is None:
+            self.logit_bias = torch.zeros(shape, dtype=torch.float32, device=self.device)
+        row = np.zeros(shape[1], np.float32)
+        for token_id, bias in (params.logit_bias or {}).items():
+            row[token_id] = bias
+        if params.allowed_token_ids is not None:
+            is_forbidden = np.ones(shape[1], np.bool_)
+            is_forbidden[list(params.allowed_token_ids)] = False
+            row[is_forbidden] = -np.inf
+        row[bad_tokens] = -np.inf
+        self.logit_bias[slot] = self._upload_once(row)
+
+    def _pack_bad_words(self, words: list[tuple[int, ...]]) -> tuple[Tensor, Tensor] | None:
+        if not words:
+            return None
+        width = max(len(word) for word in words) - 1
+        prefixes = np.full((len(words), width), -1, np.int32)
+        for i, word in enumerate(words):
+            prefixes[i, width - len(word) + 1 :] = word[:-1]
+        last = np.array([word[-1] for word in words], np.int64)
+        return self._upload_once(prefixes), self._upload_once(last)
+
+    def _upload_once(self, array: Array) -> Tensor:
+        """For what a sequence brings once; torch keeps the pinned copy until it is used."""
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def upload_index(self, values: list[int]) -> Tensor:
+        """[len(values)] int64 on the device."""
+        return self._upload_once(np.array(values, np.int64))
+
+    # --- tokens and counts -----------------------------------------------------------------------
+
+    def _count_tables(self) -> tuple[Tensor, Tensor]:
+        if self.counts is None or self.prompt_seen is None:
+            shape = (len(self.slots), self.padded_vocab_size)
+            self.counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self.prompt_seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        return self.counts, self.prompt_seen
+
+    def _count(self, slot: int, token_ids: Tensor, change: int) -> None:
+        """Count output tokens.  token_ids: [n] int64."""
+        counts, _ = self._count_tables()
+        ones = torch.ones_like(token_ids, dtype=torch.int32)
+        counts[slot].index_add_(0, token_ids, ones, alpha=change)
+
+    def _uncount(self, slot: int, start: int, end: int) -> None:
+        """Forget the sampled tokens at start .. end - 1, which are about to be replaced."""
+        info = self.slots[slot]
+        assert info is not None, f"slot {slot} has no owner"
+        end = min(end, info.length)
+        if info.has_penalties and start < end:
+            self._count(slot, self.tokens[slot, start:end].long(), -1)
+
+    def _force_tokens(self, write: TokenWrite, token_ids: Tensor) -> None:
+        slot, start, end = write.slot, write.start, write.start + token_ids.numel()
+        info = self.slots[slot]
+        assert info is not None, f"slot {slot} has no owner"
+        self._uncount(slot, start, end)
+        self.tokens[slot, start:end] = token_ids
+        if info.has_penalties:
+            self._count(slot, token_ids.long(), 1)
+        info.length = max(info.length, end)
+
+    def store_samples(self, plan: StepPlan, inputs: StepInputs, sampled: Tensor) -> None:
+        """Write the samples to their positions and count them.  sampled: [R] int64."""
+        penalised: list[int] = []
+        for i, index in enumerate(inputs.sample_rows):
+            row = plan.rows[index]
+            info = self.slots[row.slot]
+            assert info is not None, f"slot {row.slot} has no owner"
+            position = row.start + row.n
+            if info.has_penalties:
+                penalised.append(i)
+                self._uncount(row.slot, position, position + 1)
+            info.length = max(info.length, position + 1)
+        if penalised:
+            counts, _ = self._count_tables()
+            slots, ids = inputs.sample_slots, sampled
+            if len(penalised) < len(inputs.sample_rows):
+                index_of = self.upload_index(penalised)
+                slots, ids = slots[index_of], ids[index_of]
+            counts.index_put_((slots, ids), torch.ones_like(ids, dtype=torch.int32), True)
+        self.tokens[inputs.sample_slots, inputs.sample_positions] = sampled.to(torch.int32)

@@ -1,0 +1,158 @@
+"""The paged KV cache: how many bytes a block takes, how many blocks fit, and where they lie.
+
+    one layer's K (and V alike), logically [N + 1, P, Hk, D]:
+
+        block 0 | block 1 | ... | block N - 1 | dummy
+        |<------- the block manager's ------->|
+
+The dummy block belongs to no sequence: unused block-table entries, padding rows and graph capture
+point at it, so whatever they read or write reaches no request.
+
+On CUDA a block is stored as [Hk, P, D], so that a kernel reads one head's keys of a block as one
+piece; on the CPU as [P, Hk, D], so that one token is one piece. Callers see [N + 1, P, Hk, D]
+either way.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nvcli.errors import OutOfMemoryError, UsageError
+
+DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
+_MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """The numbers that decide the size of the cache."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.bytes_per_token * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+def format_bytes(size: int) -> str:
+    """`512 B`, `3.4 MB`, `1.2 GB`: decimal units, as memory is sold."""
+    value, unit = float(size), "B"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def available_memory(meminfo: Path = _MEMINFO) -> int:
+    """Bytes of main memory that a new allocation can have without swapping."""
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # no /proc: not Linux
+    names = os.sysconf_names
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in names else "SC_PHYS_PAGES"
+    return int(os.sysconf(pages)) * int(os.sysconf("SC_PAGE_SIZE"))
+
+
+def check_model_len(requested: int | None, model_limit: int) -> int:
+    """The limit of one sequence. Raises `UsageError` when `requested` is beyond the model."""
+    if requested is None:
+        return model_limit
+    if requested > model_limit:
+        raise UsageError(
+            f"--max-model-len {requested} is more than the model's {model_limit} positions",
+            hint=f"Use --max-model-len {model_limit} or less.",
+            param="max_model_len",
+        )
+    return requested
+
+
+def size_pool(
+    spec: KVCacheSpec,
+    *,
+    budget_bytes: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    is_len_requested: bool,
+) -> tuple[int, int]:
+    """(number of blocks, settled max_model_len) for a cache of at most `budget_bytes`.
+
+    Never more blocks than `max_num_seqs` sequences of full length can use. Where the model's own
+    limit does not fit, the limit shrinks to what does; a limit that the user asked for raises
+    `OutOfMemoryError` instead.
+    """
+    fitting = budget_bytes // spec.bytes_per_block - 1  # one block is the dummy
+    if fitting < 1:
+        raise OutOfMemoryError(
+            f"{format_bytes(max(budget_bytes, 0))} are left for the KV cache, and two blocks of "
+            f"{spec.block_size} tokens need {format_bytes(2 * spec.bytes_per_block)}",
+            hint="Free memory, raise --memory-utilization, or use a smaller model.",
+        )
+    capacity = fitting * spec.block_size
+    if capacity < max_model_len:
+        if is_len_requested:
+            needed = (spec.blocks_for(max_model_len) + 1) * spec.bytes_per_block
+            raise OutOfMemoryError(
+                f"--max-model-len {max_model_len} needs {format_bytes(needed)} of KV cache, and "
+                f"{format_bytes(budget_bytes)} are left",
+                hint=f"Use --max-model-len {capacity} or less, or raise --memory-utilization.",
+                param="max_model_len",
+            )
+        max_model_len = capacity
+    return min(fitting, max_num_seqs * spec.blocks_for(max_model_len)), max_model_len
+
+
+class KVCache:
+    """The pool and its views per layer."""
+
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
+        """Raises `OutOfMemoryError` when the device has no room for it."""
+        self.spec = spec
+        self.num_blocks = num_blocks  # without the dummy
+        self.dummy_block = num_blocks
+        num_stored, is_cuda = num_blocks + 1, device.type == "cuda"
+        inner = (
+            (spec.num_kv_heads, spec.block_size)
+            if is_cuda
+            else (spec.block_size, spec.num_kv_heads)
+        )
+        try:
+            # zeros, so that a masked key that was never written cannot be a NaN
+            pool = torch.zeros(
+                (spec.num_layers, 2, num_stored, *inner, spec.head_dim),
+                dtype=spec.dtype,
+                device=device,
+            )
+        except RuntimeError as error:
+            raise OutOfMemoryError(
+                f"the KV cache of {num_blocks} blocks needs "
+                f"{format_bytes(num_stored * spec.bytes_per_block)}, and the device refused it",
+                hint="Lower --memory-utilization, --num-blocks or --max-model-len.",
+            ) from error
+        self.pool = pool.transpose(3, 4) if is_cuda else pool  # [L, 2, N + 1, P, Hk, D]
+        self.layers: list[tuple[Tensor, Tensor]] = [  # per layer: K and V, [N + 1, P, Hk, D]
+            (layer[0], layer[1]) for layer in self.pool
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        return (self.num_blocks + 1) * self.spec.bytes_per_block

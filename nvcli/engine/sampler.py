@@ -1,0 +1,291 @@
+"""The sampler: from logits to one token per row, each row by its own parameters and seed.
+
+Hot path: yes.
+
+Rows that need the same work form a group; within a group every row runs the same operations over
+the same widths, which depend on that row's parameters alone. So a row's token does not depend on
+what else is in the batch. Groups are kept as long as the same slots sample step after step.
+
+Order: repetition, frequency and presence penalty, bias with allowed and bad tokens, bad words,
+min_tokens; then greedy (argmax, lowest id on a tie), or temperature, top_k, top_p, min_p and
+Gumbel-max: argmax(logits / temperature + noise(seed, position, token id)), which draws from the
+softmax of what the filters left.
+
+Logits are only read; a group that changes them works on its own copy. Ids from `vocab_size` up
+(padding of the head) are cut off first and can never be sampled. Where filters and masks forbid
+every token, the lowest candidate id comes out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nvcli.engine.device_state import F, I
+from nvcli.kernels.noise import gumbel_noise, noise_keys
+
+if TYPE_CHECKING:
+    from nvcli.engine.device_state import DeviceState, SlotInfo, StepInputs
+
+CHUNK = 64  # ids whose maximum is looked at as one when the best are searched
+MAX_TOP_K_WIDTH = 1024  # above it a sort is no slower
+MAX_ELEMENTS = 1 << 24  # of one [rows, V] intermediate
+_LOW_BITS = (1 << 32) - 1
+
+
+class GroupKey(NamedTuple):
+    """What the rows of a group have in common."""
+
+    is_greedy: bool
+    width: int  # candidates after top_k: 0 all, unsorted; -1 all, sorted; or a power of two
+    has_min_p: bool
+    has_penalties: bool
+    has_bias: bool
+    has_masked_ids: bool
+    has_bad_words: bool
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.has_penalties or self.has_bias or self.has_masked_ids or self.has_bad_words
+
+
+def group_key(info: SlotInfo, vocab_size: int) -> GroupKey:
+    params = info.params
+    top_k = params.top_k if 0 < params.top_k < vocab_size else 0
+    if params.is_greedy:
+        width = 0
+    elif top_k:
+        width = max(16, 1 << (top_k - 1).bit_length())
+        if width > MAX_TOP_K_WIDTH or width >= vocab_size:
+            width = -1
+    else:
+        width = -1 if params.top_p < 1 else 0
+    return GroupKey(
+        is_greedy=params.is_greedy,
+        width=width,
+        has_min_p=params.min_p > 0 and not params.is_greedy,
+        has_penalties=info.has_penalties,
+        has_bias=info.has_bias,
+        has_masked_ids=bool(info.masked_ids),
+        has_bad_words=info.bad_words is not None,
+    )
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows of one key, with their parameters gathered: r rows."""
+
+    key: GroupKey
+    rows: Tensor | None  # [r] int64 into the R sampling rows; None: all of them, in order
+    infos: list[SlotInfo]
+    slots: Tensor  # [r] int64
+    params_f: Tensor  # [r, 8]
+    params_i: Tensor  # [r, 8]
+    masked_rows: Tensor | None  # [m] int64 into the group, with masked_ids
+    masked_ids: Tensor | None  # [m] int64
+
+
+# --- the best tokens, without a sort -------------------------------------------------------------
+
+
+def _sort_keys(values: Tensor, ids: Tensor) -> Tensor:
+    """int64 keys that order by value, and by falling id among equal values.
+
+    values: [r, K] float32; ids: [K] or [r, K] int64.
+    """
+    bits = (values + 0.0).view(torch.int32)  # + 0.0: both zeros become one
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # as integers, in the order of the floats
+    return (ordered.long() << 32) | (_LOW_BITS - ids)
+
+
+def top_candidates(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k best of each row, best first, the lower id first on a tie.
+
+    logits: [r, v] any float type -> values [r, k] float32, ids [r, k] int64.
+
+    The k best lie in the k chunks of 64 ids with the greatest maxima (ties: the earlier chunk), so
+    one pass over the row finds the chunks and only k * 64 candidates are ordered.
+    """
+    num_rows, v = logits.shape
+    num_chunks = v // CHUNK
+    all_ids = torch.arange(v, device=logits.device)
+    if k * 2 >= num_chunks:
+        keys = _sort_keys(logits.float(), all_ids)
+    else:
+        whole = logits[:, : num_chunks * CHUNK].view(num_rows, num_chunks, CHUNK)
+        maxima = _sort_keys(whole.amax(2).float(), all_ids[:num_chunks])  # [r, num_chunks]
+        chunks = _LOW_BITS - (maxima.topk(k, 1, sorted=False).values & _LOW_BITS)  # [r, k]
+        ids = (chunks[:, :, None] * CHUNK + all_ids[:CHUNK]).flatten(1)  # [r, k * 64]
+        tail = all_ids[num_chunks * CHUNK :].expand(num_rows, -1)  # the chunk that is not full
+        ids = torch.cat((ids, tail), 1)
+        keys = _sort_keys(logits.gather(1, ids).float(), ids)
+    best = _LOW_BITS - (keys.topk(k, 1).values & _LOW_BITS)  # [r, k]
+    return logits.gather(1, best).float(), best
+
+
+# --- one row's filters ---------------------------------------------------------------------------
+
+
+def scale(logits: Tensor, temperature: Tensor) -> Tensor:
+    """(logits - max) / temperature: at most 0, so that no temperature can overflow.
+
+    logits: [r, K] float32; temperature: [r] -> [r, K] float32.
+    """
+    best = logits.amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
+    return (logits - best).div_(temperature[:, None])
+
+
+def filter_sorted(y: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Set to -inf, in place, what top_k, top_p and min_p drop, in this order.
+
+    y: [r, K] scaled logits, best first; top_k, top_p, min_p: [r]. The token that crosses top_p
+    stays: one is dropped when those before it already have the mass.
+    """
+    rank = torch.arange(y.shape[1], device=y.device)
+    limit = torch.where(top_k > 0, top_k, y.shape[1])
+    y.masked_fill_(rank >= limit[:, None], -torch.inf)
+    mass = y.softmax(1, dtype=torch.float64).cumsum(1)  # [r, K]
+    is_over = mass[:, :-1] >= top_p[:, None]
+    is_over.logical_and_(top_p[:, None] < 1)
+    y[:, 1:].masked_fill_(is_over, -torch.inf)
+    return y.masked_fill_(y < min_p.log()[:, None], -torch.inf)
+
+
+class Sampler:
+    """Samples a step's rows. Every method enqueues and none waits for the device."""
+
+    def __init__(self, state: DeviceState, vocab_size: int) -> None:
+        self.state = state
+        self.vocab_size = vocab_size  # ids the tokenizer knows; the logits may be wider
+        self._groups: list[Group] = []
+        self._groups_of: tuple[int, list[int]] = (-1, [])
+        self._all_ids = torch.arange(vocab_size, device=state.device)  # [v]
+
+    def sample(self, logits: Tensor, slots: list[int], inputs: StepInputs) -> Tensor:
+        """logits: [R, V]; slots: of the R sampling rows -> token ids [R] int64."""
+        logits = logits[:, : self.vocab_size]
+        if self._groups_of != (self.state.version, slots):
+            self._groups = self._make_groups(slots, inputs.sample_slots)
+            self._groups_of = (self.state.version, slots)
+        positions = inputs.sample_positions
+        if len(self._groups) == 1:
+            return self._sample_group(self._groups[0], logits, positions)
+        sampled = torch.empty_like(positions)
+        for group in self._groups:
+            assert group.rows is not None, "several groups, so none has all rows"
+            sampled[group.rows] = self._sample_group(
+                group, logits[group.rows], positions[group.rows]
+            )
+        return sampled
+
+    def _make_groups(self, slots: list[int], device_slots: Tensor) -> list[Group]:
+        members: dict[GroupKey, list[int]] = {}
+        infos: list[SlotInfo] = []
+        for row, slot in enumerate(slots):
+            info = self.state.slots[slot]
+            assert info is not None, f"slot {slot} has no owner"
+            infos.append(info)
+            members.setdefault(group_key(info, self.vocab_size), []).append(row)
+        groups = []
+        for key, rows in members.items():
+            index = None if len(members) == 1 else self.state.upload_index(rows)
+            # a copy: the step's own array is gone when the group is used again
+            of_group = device_slots.clone() if index is None else device_slots[index]
+            masked = [(i, t) for i, row in enumerate(rows) for t in infos[row].masked_ids]
+            upload = self.state.upload_index
+            groups.append(
+                Group(
+                    key=key,
+                    rows=index,
+                    infos=[infos[row] for row in rows],
+                    slots=of_group,
+                    params_f=self.state.params_f[of_group],
+                    params_i=self.state.params_i[of_group],
+                    masked_rows=upload([i for i, _ in masked]) if masked else None,
+                    masked_ids=upload([t for _, t in masked]) if masked else None,
+                )
+            )
+        return groups
+
+    def _sample_group(self, group: Group, logits: Tensor, positions: Tensor) -> Tensor:
+        """logits: [r, v], read only; positions: [r] int64 -> [r] int64."""
+        key = group.key
+        if key.changes_logits:
+            logits = self._change_logits(group, logits, positions)
+        if key.is_greedy:
+            return logits.argmax(1)
+        seeds = noise_keys(group.params_i[:, I.SEED], positions)  # [r]
+        step = logits.shape[0]
+        if key.width <= 0:  # pieces, so that long rows in large batches need no large memory
+            step = max(1, MAX_ELEMENTS // self.vocab_size)
+        pieces = [
+            self._draw(
+                key,
+                logits[i : i + step],
+                seeds[i : i + step],
+                group.params_f[i : i + step],
+                group.params_i[i : i + step],
+            )
+            for i in range(0, logits.shape[0], step)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _draw(
+        self, key: GroupKey, logits: Tensor, seeds: Tensor, params_f: Tensor, params_i: Tensor
+    ) -> Tensor:
+        """Temperature, filters and Gumbel-max.  logits: [r, v] -> [r] int64."""
+        ids: Tensor
+        if key.width == 0:
+            ids, values = self._all_ids, logits.float()
+        elif key.width > 0:
+            values, ids = top_candidates(logits, key.width)
+        else:
+            values, ids = logits.float().sort(dim=1, descending=True, stable=True)
+        y = scale(values, params_f[:, F.TEMPERATURE])  # [r, K]
+        if key.width:
+            filter_sorted(y, params_i[:, I.TOP_K], params_f[:, F.TOP_P], params_f[:, F.MIN_P])
+        elif key.has_min_p:
+            y.masked_fill_(y < params_f[:, F.MIN_P, None].log(), -torch.inf)
+        best = y.add_(gumbel_noise(seeds, ids)).argmax(1)  # [r]
+        return ids.gather(1, best[:, None])[:, 0] if key.width else best
+
+    def _change_logits(self, group: Group, logits: Tensor, positions: Tensor) -> Tensor:
+        """A float32 copy with penalties, bias and masks applied.  -> [r, v] float32."""
+        state, v = self.state, self.vocab_size
+        x = logits.to(torch.float32, copy=True)
+        if group.key.has_penalties:
+            assert state.counts is not None
+            assert state.prompt_seen is not None
+            counts = state.counts[group.slots, :v]  # [r, v]
+            is_output = counts > 0
+            repetition = group.params_f[:, F.REPETITION, None]
+            repeated = torch.where(x > 0, x / repetition, x * repetition)
+            x = torch.where(state.prompt_seen[group.slots, :v] | is_output, repeated, x)
+            x -= counts * group.params_f[:, F.FREQUENCY, None]
+            x -= is_output * group.params_f[:, F.PRESENCE, None]
+        if group.key.has_bias:
+            assert state.logit_bias is not None
+            x += state.logit_bias[group.slots, :v]
+        if group.key.has_bad_words:
+            self._mask_bad_words(group, x, positions)
+        if group.masked_rows is not None and group.masked_ids is not None:
+            num_outputs = positions - group.params_i[:, I.PROMPT_LEN]  # [r]
+            is_early = (num_outputs < group.params_i[:, I.MIN_TOKENS])[group.masked_rows]
+            mask = torch.where(is_early, -torch.inf, 0.0)
+            x.index_put_((group.masked_rows, group.masked_ids), mask, accumulate=True)
+        return x
+
+    def _mask_bad_words(self, group: Group, x: Tensor, positions: Tensor) -> None:
+        """Mask the last token of every bad word whose other tokens stand before it."""
+        for i, info in enumerate(group.infos):
+            assert info.bad_words is not None
+            prefixes, last = info.bad_words  # [W, L], [W]
+            width = prefixes.shape[1]
+            index = positions[i] + torch.arange(-width, 0, device=x.device)  # [L]
+            before = self.state.tokens[group.slots[i]].gather(0, index.clamp(min=0))
+            before = torch.where(index < 0, -2, before)
+            is_hit = ((prefixes == before) | (prefixes == -1)).all(1)  # [W]
+            x[i].index_add_(0, last, torch.where(is_hit, -torch.inf, 0.0))

@@ -1,0 +1,65 @@
+"""Seeded noise: the same (seed, position, token id) gives the same number in every kernel.
+
+The generator is SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014; constants as in Vigna's public-domain splitmix64.c), used as a counter: output i of a
+generator with state `s` is `splitmix64(s + i * GOLDEN)`. All arithmetic is modulo 2**64:
+
+    splitmix64(x): z = x + GOLDEN                   GOLDEN = 0x9E3779B97F4A7C15
+                   z = (z ^ (z >> 30)) * MIX_1      MIX_1  = 0xBF58476D1CE4E5B9
+                   z = (z ^ (z >> 27)) * MIX_2      MIX_2  = 0x94D049BB133111EB
+                   z ^ (z >> 31)
+    key(seed, position)  = splitmix64(splitmix64(seed) + position * GOLDEN)
+    bits(key, token_id)  = splitmix64(key + token_id * GOLDEN)
+    uniform(bits)        = min((float32(bits >> 32) + 0.5) * 2**-32, 1 - 2**-24)
+    gumbel(uniform)      = -log(-log1p(-uniform))
+
+So the uniforms are exact in integers and one float32 rounding, and any kernel can give the same
+ones bit by bit. The large values of a Gumbel variable, which decide an argmax, come from small
+uniforms, where float32 is finest: steps of 2**-32, values up to 22.8.
+
+torch has no uint64 arithmetic: int64 wraps in the same way, and a logical shift right is an
+arithmetic one with the copied sign bits masked away.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_WRAP = 1 << 64
+
+
+def as_int64(value: int) -> int:
+    """The signed 64-bit integer with the same bits as `value` modulo 2**64."""
+    value %= _WRAP
+    return value - _WRAP if value >= 1 << 63 else value
+
+
+GOLDEN = as_int64(0x9E3779B97F4A7C15)
+MIX_1 = as_int64(0xBF58476D1CE4E5B9)
+MIX_2 = as_int64(0x94D049BB133111EB)
+
+
+def splitmix64(x: Tensor) -> Tensor:
+    """The SplitMix64 output function, element by element.  x: [...] int64."""
+    z = x + GOLDEN
+    z.bitwise_xor_((z >> 30).bitwise_and_((1 << 34) - 1)).mul_(MIX_1)
+    z.bitwise_xor_((z >> 27).bitwise_and_((1 << 37) - 1)).mul_(MIX_2)
+    return z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
+
+
+def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One key per row.  seeds, positions: [R] int64 -> [R] int64."""
+    return splitmix64(splitmix64(seeds) + positions * GOLDEN)
+
+
+def uniforms(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Numbers in (0, 1).  keys: [R] int64; token_ids: [K] or [R, K] int64 -> [R, K] float32."""
+    bits = splitmix64(keys[:, None] + token_ids * GOLDEN)  # [R, K]
+    high = (bits >> 32).bitwise_and_((1 << 32) - 1).to(torch.float32)
+    return high.add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+
+
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel variables.  Shapes as in `uniforms`; -> [R, K] float32."""
+    return uniforms(keys, token_ids).neg_().log1p_().neg_().log_().neg_()
