@@ -22,8 +22,7 @@ from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from nvcli.engine.core import CoreStats
-    from nvcli.engine.engine import Request
+    from nvcli.engine.engine import EngineStats, Request
     from nvcli.engine.engine_thread import EngineThread, Sink
     from nvcli.engine.model_runner import StartupReport
     from nvcli.models.config import ModelConfig
@@ -114,7 +113,7 @@ class LLM:
     def supports_thinking(self) -> bool:
         return self._tokenizer is not None and self._tokenizer.end_think_id is not None
 
-    def stats(self) -> CoreStats:
+    def stats(self) -> EngineStats:
         return self._engine.stats()
 
     # --- text and parameters ----------------------------------------------------------------------

@@ -22,7 +22,6 @@ from nvcli.text import OutputRouter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from nvcli.engine.core import CoreStats
     from nvcli.engine.step import StepDevice
     from nvcli.text import Tokenizer
     from nvcli.types import RequestOutput, SamplingParams
@@ -43,6 +42,20 @@ class Request:
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
     arrival: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges and counters at one moment; read from any thread, each number on its own."""
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_blocks: int
+    num_free_blocks: int
+    block_size: int
+    num_queried_tokens: int  # known tokens of admitted sequences
+    num_hit_tokens: int  # of those, found in the prefix cache
 
 
 class Engine:
@@ -72,15 +85,16 @@ class Engine:
         self._num_sequences = 0
         self._live: dict[str, dict[int, Sequence]] = {}  # request id -> index -> sequence
         self._best_of: dict[str, BestOf] = {}
+        self._processor = OutputProcessor()
         self._core = EngineCore(
             device,
+            self._processor.consume,
             max_num_batched_tokens=max_num_batched_tokens,
             depth=depth,
             enable_prefix_caching=enable_prefix_caching,
             clock=clock,
         )
-        self._processor = OutputProcessor(self._core)
-        self._core.consumer = self._processor.consume
+        self._processor.attach(self._core)
 
     @property
     def max_model_len(self) -> int:
@@ -90,8 +104,18 @@ class Engine:
     def has_unfinished(self) -> bool:
         return self._core.has_unfinished
 
-    def stats(self) -> CoreStats:
-        return self._core.stats()
+    def stats(self) -> EngineStats:
+        scheduler, blocks = self._core.scheduler, self._core.scheduler.blocks
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_preemptions=scheduler.num_preemptions,
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free,
+            block_size=blocks.block_size,
+            num_queried_tokens=blocks.num_queried_tokens,
+            num_hit_tokens=blocks.num_hit_tokens,
+        )
 
     def validate(self, request: Request) -> None:
         """Check a request against the model and the pool; may be called from any thread.

@@ -28,7 +28,7 @@ from nvcli.types import (
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from nvcli.engine.core import EngineCore, SequenceUpdate
+    from nvcli.engine.core import EngineCore, Update
     from nvcli.engine.sequence import Sequence
     from nvcli.text import OutputRouter, RouterDelta
 
@@ -45,7 +45,8 @@ class OutputState:
     tool_calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    has_given_prompt_logprobs: bool = False
     num_routed_tokens: int = 0
 
     @property
@@ -68,10 +69,13 @@ class OutputProcessor:
     at their budget, and collects the outputs of the step.
     """
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self) -> None:
         self._states: dict[int, OutputState] = {}
         self._outputs: list[RequestOutput] = []
+
+    def attach(self, core: EngineCore) -> None:
+        """The core whose updates come here, and whose sequences may be ended from here."""
+        self._core = core
 
     def add(self, seq: Sequence, router: OutputRouter | None, *, is_streaming: bool) -> None:
         budget = seq.params.thinking_budget
@@ -84,18 +88,15 @@ class OutputProcessor:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def consume(self, updates: Seq[SequenceUpdate]) -> None:
+    def consume(self, updates: Seq[Update]) -> None:
         for update in updates:
-            state = self._states.get(update.seq.seq_id)
-            if state is None:  # ended here at a stop string while its end was on the way
-                continue
-            if update.token_ids:
-                state.token_ids.extend(update.token_ids)
-                state.logprobs.extend(update.logprobs)
-            if update.prompt_logprobs:
-                state.prompt_logprobs.extend(update.prompt_logprobs)
-            if state.seq.is_finished:
-                self._end(state)
+            state = self._states[update.seq.seq_id]
+            state.token_ids.extend(update.token_ids)
+            if update.seq.params.logprobs is not None:
+                state.logprobs.extend(update.logprobs or map(_certain, update.token_ids))
+            state.prompt_logprobs.extend(update.prompt_logprobs)
+            if update.finish_reason is not None:
+                self._end(state, update.finish_reason, update.error)
             elif update.token_ids and not state.is_lazy:
                 self._route(state)
 
@@ -105,15 +106,15 @@ class OutputProcessor:
             try:
                 self._feed(state, len(seq.output_token_ids))
             except NvcliError as error:
-                self._core.fail(seq, error)
-                self._end(state)
+                self._core.finish(seq, FinishReason.ERROR)
+                self._end(state, FinishReason.ERROR, error)
                 return
             if router.stop is not None:
                 self._core.finish(seq, FinishReason.STOP, router.stop)
-                self._end(state)
+                self._end(state, FinishReason.STOP)
                 return
-            if seq.gate is not None and self._close_thinking_at_budget(state, router):
-                return
+            if seq.gate is not None:
+                self._close_thinking_at_budget(state, router)
         if state.is_streaming:
             self._emit(state)
 
@@ -126,67 +127,53 @@ class OutputProcessor:
             state.num_routed_tokens += 1
             state.add(router.feed(token_id))
 
-    def _close_thinking_at_budget(self, state: OutputState, router: OutputRouter) -> bool:
-        """Move the gate along with what was read; at the budget, force the end of thinking.
-
-        Returns whether the sequence ended instead, because the closing does not fit.
-        """
+    def _close_thinking_at_budget(self, state: OutputState, router: OutputRouter) -> None:
+        """Move the gate along with what was read; at the budget, force the end of thinking."""
         seq = state.seq
         budget = seq.params.thinking_budget
         assert budget is not None
         if not _may_reason(router):
             seq.gate = None
-            return False
+            return
         left = budget - router.num_reasoning_tokens
         if left > 0 or not router.in_reasoning:
             seq.gate = len(seq.output_token_ids) + max(left, 0)
-            return False
+            return
         seq.gate = None
-        closing = list(router.think_close_token_ids)
-        if len(seq.output_token_ids) + len(closing) >= seq.max_output_tokens:
-            self._core.finish(seq, FinishReason.LENGTH)
-            self._end(state)
-            return True
-        self._core.force(seq, closing)
-        state.token_ids.extend(closing)
-        # A forced token was certain: probability 1.
-        state.logprobs.extend(TokenLogprob(token_id, 0.0, 1) for token_id in closing)
-        self._feed(state, len(seq.output_token_ids))
-        return False
+        self._core.force(seq, list(router.think_close_token_ids))
 
-    def _end(self, state: OutputState) -> None:
+    def _end(
+        self, state: OutputState, reason: FinishReason, error: NvcliError | None = None
+    ) -> None:
         seq, router = state.seq, state.router
-        reason = seq.finish_reason
-        assert reason is not None, "a sequence ends with a reason"
         if router is not None:
             try:
-                self._feed(state, len(seq.output_token_ids) - self._num_hidden_tokens(seq, router))
+                self._feed(state, len(seq.output_token_ids) - _num_hidden_tokens(seq, router))
                 delta = router.finish(reason)
                 state.add(delta)
-                seq.finish_reason = delta.finish_reason
-            except NvcliError as error:
-                seq.finish_reason, seq.error = FinishReason.ERROR, error
-            if router.stop is not None and seq.finish_reason is FinishReason.STOP:
-                seq.stop_reason = router.stop
-        self._emit(state)
+                reason = delta.finish_reason or reason
+            except NvcliError as text_error:
+                reason, error = FinishReason.ERROR, text_error
+        self._emit(state, reason, error)
         del self._states[seq.seq_id]
 
-    def _num_hidden_tokens(self, seq: Sequence, router: OutputRouter) -> int:
-        """1 when the last id ended the sequence and is no text: EOS, or a stop id unless asked."""
-        ended_by_id = seq.finish_reason is FinishReason.STOP and router.stop is None
-        is_shown = seq.params.include_stop_str_in_output and isinstance(seq.stop_reason, int)
-        return int(ended_by_id and not is_shown)
-
-    def _emit(self, state: OutputState) -> None:
+    def _emit(
+        self,
+        state: OutputState,
+        finish_reason: FinishReason | None = None,
+        error: NvcliError | None = None,
+    ) -> None:
         seq, router = state.seq, state.router
-        finished = seq.is_finished
-        wants_logprobs = seq.params.logprobs is not None
+        params = seq.params
         prompt_logprobs = None
-        if seq.params.prompt_logprobs is not None and (
-            state.token_ids or finished or len(state.prompt_logprobs) >= seq.num_prompt_tokens - 1
-        ):
-            prompt_logprobs = (None, *state.prompt_logprobs) if state.prompt_logprobs else None
-            state.prompt_logprobs = []
+        num_prompt_logprobs = len(state.prompt_logprobs)
+        if params.prompt_logprobs is not None and num_prompt_logprobs == seq.num_prompt_tokens - 1:
+            if not state.has_given_prompt_logprobs:
+                prompt_logprobs = (None, *state.prompt_logprobs)
+            state.has_given_prompt_logprobs = True
+        stop_reason = seq.stop_reason
+        if router is not None and finish_reason is FinishReason.STOP and router.stop is not None:
+            stop_reason = router.stop
         calls = tuple(state.tool_calls)
         self._outputs.append(
             RequestOutput(
@@ -196,10 +183,10 @@ class OutputProcessor:
                 reasoning="".join(state.reasoning) if state.reasoning else None,
                 tool_calls=calls if state.is_streaming else fold_tool_calls(calls),
                 token_ids=tuple(state.token_ids),
-                logprobs=tuple(state.logprobs) if wants_logprobs else None,
+                logprobs=tuple(state.logprobs) if params.logprobs is not None else None,
                 prompt_logprobs=prompt_logprobs,
-                finish_reason=seq.finish_reason if finished else None,
-                stop_reason=seq.stop_reason if finished else None,
+                finish_reason=finish_reason,
+                stop_reason=stop_reason if finish_reason is not None else None,
                 usage=Usage(
                     prompt_tokens=seq.num_prompt_tokens,
                     completion_tokens=len(seq.output_token_ids),
@@ -210,14 +197,26 @@ class OutputProcessor:
                     arrival=seq.arrival,
                     first_scheduled=seq.first_scheduled,
                     first_token=seq.first_token,
-                    finished=seq.finished if finished else None,
+                    finished=seq.finished,
                 ),
-                error=seq.error.message if finished and seq.error is not None else None,
-                error_code=seq.error.code if finished and seq.error is not None else None,
+                error=str(error) if error is not None else None,
+                error_code=error.code if error is not None else None,
             )
         )
         state.text, state.reasoning, state.tool_calls = [], [], []
         state.token_ids, state.logprobs = [], []
+
+
+def _certain(token_id: int) -> TokenLogprob:
+    """Of a token that the host forced: its probability was 1."""
+    return TokenLogprob(token_id, 0.0, 1)
+
+
+def _num_hidden_tokens(seq: Sequence, router: OutputRouter) -> int:
+    """1 when the last id ended the sequence and is no text: EOS, or a stop id unless asked."""
+    ended_by_id = seq.finish_reason is FinishReason.STOP and router.stop is None
+    is_shown = seq.params.include_stop_str_in_output and isinstance(seq.stop_reason, int)
+    return int(ended_by_id and not is_shown)
 
 
 def _may_reason(router: OutputRouter) -> bool:

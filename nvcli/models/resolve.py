@@ -56,15 +56,19 @@ def _from_hub(repo_id: str) -> Path:
 
 
 def _download(repo_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
     )
 
+    if constants.HF_HUB_OFFLINE:
+        raise ModelNotFoundError(
+            f"{repo_id} is not in the cache, and HF_HUB_OFFLINE forbids fetching it",
+            hint="Unset HF_HUB_OFFLINE or give a local folder.",
+        )
     try:
         return Path(snapshot_download(repo_id, allow_patterns=FILE_PATTERNS))
     except GatedRepoError as error:
@@ -75,11 +79,6 @@ def _download(repo_id: str) -> Path:
         raise ModelNotFoundError(
             f"there is no folder and no Hugging Face model {repo_id}",
             hint="Check the spelling; a private model needs HF_TOKEN.",
-        ) from error
-    except OfflineModeIsEnabled as error:
-        raise ModelNotFoundError(
-            f"{repo_id} is not in the cache, and HF_HUB_OFFLINE forbids fetching it",
-            hint="Unset HF_HUB_OFFLINE or give a local folder.",
         ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFoundError(

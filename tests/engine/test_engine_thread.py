@@ -1,0 +1,152 @@
+"""EngineThread and AsyncEngine: hand-over, abort, failure and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+
+import pytest
+
+from nvcli.engine.async_engine import AsyncEngine
+from nvcli.engine.engine import Engine, Request
+from nvcli.engine.engine_thread import EngineThread
+from nvcli.errors import EngineClosedError, RequestError
+from nvcli.types import FinishReason, RequestOutput, SamplingParams, fold_outputs
+from tests.scripted_device import ScriptedDevice
+
+
+def make_engine(**device: object) -> Engine:
+    return Engine(
+        ScriptedDevice(lambda prompt: list(range(10, 500)), **device),  # type: ignore[arg-type]
+        None,
+        vocab_size=1000,
+        max_num_batched_tokens=64,
+    )
+
+
+def make_request(request_id: str = "a", max_tokens: int = 5, n: int = 1) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=[1, 2, 3],
+        params=SamplingParams(max_tokens=max_tokens, n=n),
+    )
+
+
+def drain(outputs: queue.SimpleQueue[list[RequestOutput]], num_open: int = 1) -> RequestOutput:
+    deltas: list[RequestOutput] = []
+    while num_open:
+        for output in outputs.get(timeout=10):
+            deltas.append(output)
+            num_open -= output.is_finished
+    return fold_outputs(deltas)
+
+
+def test_outputs_arrive_in_order() -> None:
+    thread = EngineThread(make_engine())
+    outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    thread.submit(make_request(), outputs.put)
+    assert drain(outputs).token_ids == (10, 11, 12, 13, 14)
+    thread.close()
+
+
+def test_invalid_request_raises_in_the_caller() -> None:
+    thread = EngineThread(make_engine())
+    request = Request(request_id="a", prompt_token_ids=[], params=SamplingParams())
+    with pytest.raises(RequestError, match="empty"):
+        thread.submit(request, print)
+    thread.close()
+
+
+def test_request_id_in_use_ends_the_second_with_an_error_for_each_of_n() -> None:
+    thread = EngineThread(make_engine(max_model_len=100_000, num_blocks=100_000))
+    first: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    second: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    thread.submit(make_request(max_tokens=400), first.put)
+    thread.submit(make_request(n=3), second.put)
+    errors = second.get(timeout=10)
+    assert [(o.index, o.finish_reason) for o in errors] == [
+        (0, FinishReason.ERROR),
+        (1, FinishReason.ERROR),
+        (2, FinishReason.ERROR),
+    ]
+    assert drain(first).finish_reason is FinishReason.LENGTH
+    thread.close()
+
+
+def test_abort_ends_a_running_request() -> None:
+    thread = EngineThread(make_engine())
+    outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    thread.submit(make_request(max_tokens=400), outputs.put)
+    outputs.get(timeout=10)
+    thread.abort("a")
+    assert drain(outputs).finish_reason in (FinishReason.ABORT, FinishReason.LENGTH)
+    thread.abort("a")
+    thread.abort("unknown")
+    thread.close()
+
+
+def test_close_ends_open_requests_and_refuses_new_ones() -> None:
+    thread = EngineThread(make_engine())
+    seen = threading.Event()
+    outputs: list[RequestOutput] = []
+
+    def sink(group: list[RequestOutput]) -> None:
+        outputs.extend(group)
+        seen.set()
+
+    thread.submit(make_request(max_tokens=400), sink)
+    assert seen.wait(10)
+    thread.close()
+    thread.close()
+    assert outputs[-1].is_finished
+    with pytest.raises(EngineClosedError, match="closed"):
+        thread.submit(make_request("b"), sink)
+
+
+def test_a_dead_engine_tells_everybody_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+
+    def broken_step() -> list[RequestOutput]:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(engine, "step", broken_step)
+    thread = EngineThread(engine)
+    outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    thread.submit(make_request(), outputs.put)
+    last = drain(outputs)
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error is not None
+    assert "ZeroDivisionError: planted" in last.error
+    thread.close()
+    with pytest.raises(EngineClosedError, match="planted"):
+        thread.submit(make_request("b"), outputs.put)
+
+
+def test_async_streams_side_by_side() -> None:
+    async def read(engine: AsyncEngine, request: Request) -> RequestOutput:
+        return fold_outputs([output async for output in engine.stream(request)])
+
+    async def main() -> None:
+        async with AsyncEngine(make_engine()) as engine:
+            requests = [make_request(str(i), max_tokens=3 + i) for i in range(6)]
+            results = await asyncio.gather(*(read(engine, r) for r in requests))
+            assert [len(r.token_ids) for r in results] == [3, 4, 5, 6, 7, 8]
+
+    asyncio.run(main())
+
+
+def test_leaving_an_async_stream_aborts_the_request() -> None:
+    async def main() -> int:
+        engine = make_engine()
+        async with AsyncEngine(engine) as async_engine:
+            stream = async_engine.stream(make_request(max_tokens=400))
+            await anext(stream)
+            await stream.aclose()  # type: ignore[attr-defined]
+            for _ in range(200):
+                if not engine.has_unfinished:
+                    break
+                await asyncio.sleep(0.01)
+            return engine.stats().num_free_blocks
+
+    assert asyncio.run(main()) == 256

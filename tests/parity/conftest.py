@@ -1,0 +1,62 @@
+"""A tiny random Qwen3 with tokenizer, and LLMs over it. Block size 4, vocabulary 300 of which the
+tokenizer knows 290, head_dim 32 with 4 heads of hidden 64.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tiny import write_tiny_checkpoint
+
+from nvcli.llm import LLM
+from tests.text.tiny_tokenizer import write_tokenizer
+
+VOCAB = 290
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny_checkpoint(folder)
+    write_tokenizer(folder, vocab_size=VOCAB)
+    # No EOS: a random model must run to its limit unless a test says otherwise.
+    set_eos(folder, [])
+    return folder
+
+
+def set_eos(folder: Path, token_ids: list[int]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("eos_token_id", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": token_ids}))
+    tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer_config.pop("eos_token", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+
+
+@pytest.fixture
+def make_llm(checkpoint: Path) -> Iterator[Callable[..., LLM]]:
+    """LLMs over the tiny checkpoint; closed after the test, every block back in the pool."""
+    made: list[LLM] = []
+
+    def make(folder: Path = checkpoint, **options: Any) -> LLM:
+        defaults: dict[str, Any] = {
+            "device": "cpu",
+            "block_size": 4,
+            "num_blocks": 1000,
+            "max_model_len": 256,
+            "max_num_seqs": 16,
+        }
+        llm = LLM(str(folder), **{**defaults, **options})
+        made.append(llm)
+        return llm
+
+    yield make
+    for llm in made:
+        stats = llm.stats()
+        assert stats.num_free_blocks == stats.num_blocks
+        llm.close()
