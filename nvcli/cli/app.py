@@ -1,0 +1,262 @@
+"""The `nvcli` command: global options, help pages, and `main`, where every error becomes one line.
+
+Help is plain text of a fixed layout (headings bold on a terminal), and usage errors are one line:
+what Typer draws with Rich puts escapes into pipes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import functools
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from nvcli import __version__
+from nvcli.cli import options
+from nvcli.cli.console import ColorMode, make_screen, print_text, report, silence
+from nvcli.errors import (
+    ClosedPipeError,
+    InterruptedRunError,
+    NvcliError,
+    TerminatedRunError,
+    UsageError,
+)
+from nvcli.logs import configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from nvcli.repl.screen import Screen
+
+_ClickUsageError: type[Exception] = typer.BadParameter.__bases__[0]
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 96}
+_GLOBALS = ("quiet", "verbose", "color", "log_file", "debug")
+
+
+@dataclass
+class Settings:
+    """The global options, from before or after the command's name."""
+
+    quiet: bool = False
+    verbose: int = 0
+    color: ColorMode = ColorMode.AUTO
+    log_file: Path | None = None
+    debug: bool = False
+
+    def take(self, ctx: Any) -> None:
+        """Take the values that were given in `ctx`; the one after the command's name wins."""
+        for name in _GLOBALS:
+            source = ctx.get_parameter_source(name)
+            if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+                setattr(self, name, ctx.params[name])
+
+    def screen(self) -> Screen:
+        return make_screen(self.color, is_quiet=self.quiet)
+
+    def start_logging(self) -> None:
+        configure_logging(-1 if self.quiet else self.verbose, self.log_file)
+
+
+def settings_of(ctx: typer.Context) -> Settings:
+    """The run's settings; they live in the root context."""
+    return ctx.ensure_object(Settings)
+
+
+class HelpPages:
+    """What groups and commands share: the layout of their help page."""
+
+    examples: str = ""
+
+    def get_help(self, ctx: Any) -> str:
+        text: str = super().get_help(ctx)  # type: ignore[misc]
+        if not settings_of(ctx).screen().out_color:
+            return text
+        return "\n".join(f"\x1b[1m{s}\x1b[0m" if _is_heading(s) else s for s in text.split("\n"))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):  # type: ignore[attr-defined]
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            title = getattr(param, "rich_help_panel", None) or options.GLOBAL
+            if param.param_type_name == "argument":
+                record, title = (param.metavar, param.help), options.ARGUMENTS
+            groups.setdefault(title, []).append(record)
+        last = groups.pop(options.GLOBAL, [])
+        for title, rows in [*groups.items(), (options.GLOBAL, last)]:
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=26)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        if self.examples:
+            formatter.write("\nExamples:\n")
+            formatter.write("".join(f"  {line}\n" for line in self.examples.splitlines()))
+
+
+def _is_heading(line: str) -> bool:
+    return line.endswith(":") and line[:1].isalpha()
+
+
+class Command(HelpPages, TyperCommand):
+    """A command also takes the global options, after its name: `nvcli chat -q`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        own = super().get_params(ctx)
+        root = ctx.find_root().command
+        shared = [p for p in root.params if p.name in _GLOBALS]
+        return [*own[:-1], *shared, own[-1]]  # the help option stays last
+
+    def invoke(self, ctx: Any) -> Any:
+        settings = settings_of(ctx)
+        settings.take(ctx)
+        for name in _GLOBALS:
+            ctx.params.pop(name)
+        settings.start_logging()
+        return super().invoke(ctx)
+
+
+class Group(HelpPages, TyperGroup):
+    """The root: unknown commands get a suggestion."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None:
+            near = difflib.get_close_matches(name, self.commands, n=1)
+            hint = (
+                f"Did you mean {near[0]!r}?"
+                if near
+                else f"Run '{ctx.command_path} --help' for the commands, "
+                f"or '{ctx.command_path} chat \"...\"' to ask."
+            )
+            raise UsageError(f"there is no command {name!r}", hint=hint)
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        self.format_commands(ctx, formatter)
+        super().format_options(ctx, formatter)
+
+
+class RootGroup(Group):
+    examples = """\
+nvcli chat                                  talk with the built-in model
+nvcli chat "Why is the sky blue?"           one answer
+git diff | nvcli chat "Write the message"   read a pipe, answer on standard output
+nvcli chat -m Qwen/Qwen3-0.6B               another model: a Hugging Face id or a folder"""
+
+
+app = typer.Typer(
+    cls=RootGroup,
+    name="nvcli",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={**_CONTEXT, "auto_envvar_prefix": "NVCLI"},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    ctx: typer.Context,
+    version: options.VersionOpt = False,
+    quiet: options.QuietOpt = False,
+    verbose: options.VerboseOpt = 0,
+    color: options.ColorOpt = ColorMode.AUTO,
+    log_file: options.LogFileOpt = None,
+    debug: options.DebugOpt = False,
+) -> None:
+    """An LLM engine you use from the terminal: Qwen3 on NVIDIA GPUs and on the CPU."""
+    settings_of(ctx).take(ctx)
+    if version:
+        print_text(f"nvcli {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        print_text(ctx.get_help())
+
+
+@functools.cache
+def command_line() -> Any:
+    """The root with all its commands."""
+    from nvcli.cli.chat import register  # it builds on this module
+
+    register(app)
+    return typer.main.get_command(app)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; nothing but the code leaves it."""
+    settings = Settings()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a C locale cannot hold every answer
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        code = _run(list(sys.argv[1:] if args is None else args), settings)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        code = 141
+    except OSError as exc:
+        report(NvcliError(f"cannot write to standard output: {exc.strerror or exc}"))
+        code = 1
+    finally:
+        silence(sys.stdout, sys.stderr)
+    return code
+
+
+def _run(args: list[str], settings: Settings) -> int:
+    try:
+        result = command_line().main(
+            args=args, prog_name="nvcli", standalone_mode=False, obj=settings
+        )
+        return result if isinstance(result, int) else 0
+    except ClosedPipeError as exc:
+        return exc.exit_code
+    except NvcliError as exc:
+        return _report(exc, settings)
+    except (KeyboardInterrupt, typer.Abort):
+        return _report(InterruptedRunError("interrupted"), settings)
+    except _ClickUsageError as exc:
+        return _report(_usage_error(exc), settings)
+    except SystemExit as exc:
+        if isinstance(exc.__context__, OSError) and exc.__context__.errno == errno.EPIPE:
+            return ClosedPipeError.exit_code  # Typer turned a closed pipe into exit 1
+        return exc.code if isinstance(exc.code, int) else 1
+    except Exception as exc:  # noqa: BLE001 - the last resort, promised to users as one line
+        reason = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+        hint = "This is a bug; --debug shows where."
+        return _report(NvcliError(f"unexpected error: {reason}", hint=hint), settings)
+
+
+def _report(error: NvcliError, settings: Settings) -> int:
+    if settings.debug:
+        traceback.print_exc()
+    report(error)
+    return error.exit_code
+
+
+def _usage_error(exc: Any) -> UsageError:
+    """Typer's complaint in our words: one line, with a suggestion and where to read more."""
+    path = exc.ctx.command_path if exc.ctx is not None else "nvcli"
+    hint = f"Try '{path} --help'."
+    if hasattr(exc, "possibilities"):
+        near = difflib.get_close_matches(exc.option_name, exc.possibilities or (), n=1)
+        hint = f"Did you mean {near[0]}?" if near else hint
+        return UsageError(f"there is no option {exc.option_name}", hint=hint)
+    message = exc.format_message().replace("\n", " ").replace("Value error, ", "").rstrip(".")
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """SIGTERM unwinds the stack, so that files are flushed and the terminal is restored."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends at once
+    raise SystemExit(TerminatedRunError.exit_code)

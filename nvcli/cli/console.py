@@ -1,0 +1,192 @@
+"""How nvcli speaks to the shell: which streams hold colour, error lines, JSON, a spinner.
+
+The environment is read once, in `make_screen`. The answer and help go to standard output,
+everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import sys
+import threading
+import time
+from enum import StrEnum
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from nvcli.repl.screen import Screen, repair, visible
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from nvcli.errors import NvcliError
+    from nvcli.types import RequestTimes, Usage
+
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class ColorMode(StrEnum):
+    """The value of --color and NVCLI_COLOR."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+def is_terminal(stream: IO[Any] | None) -> bool:
+    """Whether `stream` is an open terminal; a closed or missing stream is not."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def wants_color(
+    mode: ColorMode, environ: Mapping[str, str], *, to_terminal: bool, is_answer: bool
+) -> bool:
+    """Whether a stream may hold colour.
+
+    --color (or NVCLI_COLOR, which arrives here as the same value) decides alone; then NO_COLOR,
+    then TERM=dumb, then FORCE_COLOR, then whether the stream is a terminal. FORCE_COLOR is for
+    logs: an answer or a help page in a pipe stays plain unless --color asks.
+    """
+    if mode is not ColorMode.AUTO:
+        return mode is ColorMode.ALWAYS
+    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
+        return False
+    if not is_answer and environ.get("FORCE_COLOR", "0") not in ("", "0", "false"):
+        return True
+    return to_terminal
+
+
+def make_screen(mode: ColorMode = ColorMode.AUTO, *, is_quiet: bool = False) -> Screen:
+    """The process's two streams, with colour decided from `mode` and the environment."""
+    out = sys.stdout if sys.stdout is not None else _Closed()
+    err = sys.stderr if sys.stderr is not None else _Closed()
+    out_is_terminal, err_is_terminal = is_terminal(out), is_terminal(err)
+    env = os.environ
+    return Screen(
+        out=out,
+        err=err,
+        out_is_terminal=out_is_terminal,
+        err_is_terminal=err_is_terminal,
+        out_color=wants_color(mode, env, to_terminal=out_is_terminal, is_answer=True),
+        err_color=wants_color(mode, env, to_terminal=err_is_terminal, is_answer=False),
+        is_dumb=env.get("TERM") == "dumb",
+        is_quiet=is_quiet,
+    )
+
+
+class _Closed(io.StringIO):
+    """Stands for a stream that the parent closed (`>&-`)."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "it is closed")
+
+
+def print_text(text: str) -> None:
+    """Help and version text, in one write."""
+    print(text)
+
+
+def report(error: NvcliError) -> None:
+    """One line on standard error: what is wrong, then what to do next."""
+    line = " ".join(repair(str(error)).split())
+    with contextlib.suppress(OSError, ValueError):
+        print(f"nvcli: {visible(line)}", file=sys.stderr, flush=True)
+
+
+def silence(*streams: IO[str] | None) -> None:
+    """Flush, and where that fails point the stream at /dev/null, so that exit stays silent."""
+    for stream in streams:
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+
+def dump_json(value: object) -> str:
+    """JSON on one line that no terminal or line reader can misread; NaN is refused."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _UNSAFE_IN_JSON.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage` object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def timings_json(times: RequestTimes | None, num_output_tokens: int) -> dict[str, float | None]:
+    """Durations in milliseconds and the decode speed; null for what did not happen."""
+
+    def ms(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds * 1e3, 3)
+
+    speed = times.tokens_per_s(num_output_tokens) if times else None
+    return {
+        "queue_ms": ms(times.queue_s) if times else None,
+        "ttft_ms": ms(times.ttft_s) if times else None,
+        "decode_ms": ms(times.decode_s) if times else None,
+        "total_ms": ms(times.total_s) if times else None,
+        "tokens_per_s": None if speed is None else round(speed, 3),
+    }
+
+
+# --- waiting -------------------------------------------------------------------------------------
+
+
+class Spinner:
+    """`⠋ loading NAME 3.2 s` on standard error while the block runs; nothing without a terminal."""
+
+    def __init__(self, screen: Screen, text: str) -> None:
+        self._screen = screen
+        self._text = visible(text)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._screen.can_redraw_err and not self._screen.is_quiet:
+            self._thread = threading.Thread(target=self._spin, name="spinner", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._screen.write_err("\r\x1b[K")
+
+    def _spin(self) -> None:
+        start = time.monotonic()
+        frame = 0
+        while not self._stop.wait(0.1):
+            elapsed = time.monotonic() - start
+            width, _ = self._screen.size()
+            line = f"{_FRAMES[frame % len(_FRAMES)]} {self._text} {elapsed:.1f} s"[: width - 1]
+            self._screen.write_err(f"\r\x1b[K{line}")
+            frame += 1

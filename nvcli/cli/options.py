@@ -1,0 +1,411 @@
+"""Every option of the command line, once: flags, help text, group. Commands only name them.
+
+An option is a type alias (`ModelOpt = Annotated[...]`), so that one help text serves all commands.
+Defaults are None or False: what an option means when it is left out is settled below the command
+line and told in the help text.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nvcli.cli.console import ColorMode
+from nvcli.config import parse_length
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODEL = "Model"
+SAMPLING = "Sampling"
+INPUT = "Input"
+OUTPUT = "Output"
+GLOBAL = "General"
+ARGUMENTS = "Arguments"
+
+
+class StdinPosition(StrEnum):
+    BEFORE = "before"
+    AFTER = "after"
+
+
+class ThinkingChoice(StrEnum):
+    AUTO = "auto"
+    FULL = "full"
+    FOLD = "fold"
+    HIDE = "hide"
+
+
+def _option(*flags: str, help: str, group: str, metavar: str | None = None, **more: Any) -> Any:
+    return typer.Option(
+        *flags,
+        help=help,
+        metavar=metavar,
+        rich_help_panel=group,
+        show_default=False,
+        show_envvar=False,
+        **more,
+    )
+
+
+def _parser(parse: Callable[[str], Any], what: str) -> Callable[[str], Any]:
+    """Our own words for a value that does not parse, whatever Typer's version says."""
+
+    def parse_value(text: str) -> Any:
+        try:
+            return parse(text)
+        except UsageError as exc:
+            raise typer.BadParameter(str(exc)) from exc
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not {what}") from None
+
+    parse_value.__name__ = what
+    return parse_value
+
+
+def _choice(choices: type[StrEnum]) -> Callable[[str], Any]:
+    return _parser(choices, f"one of {', '.join(choices)}")
+
+
+_INT = _parser(int, "a whole number")
+_FLOAT = _parser(float, "a number")
+_LENGTH = _parser(parse_length, "a token count")
+
+
+# --- general -------------------------------------------------------------------------------------
+
+VersionOpt = Annotated[
+    bool, _option("--version", help="Print the version and exit.", group=GLOBAL, is_eager=True)
+]
+QuietOpt = Annotated[
+    bool, _option("-q", "--quiet", help="No notes, only answers and errors.", group=GLOBAL)
+]
+VerboseOpt = Annotated[
+    int,
+    _option(
+        "-v",
+        "--verbose",
+        help="Tell more, also how the model was loaded; -vv: everything.",
+        group=GLOBAL,
+        count=True,
+    ),
+]
+ColorOpt = Annotated[
+    ColorMode,
+    _option(
+        "--color",
+        parser=_choice(ColorMode),
+        metavar="auto|always|never",
+        group=GLOBAL,
+        envvar="NVCLI_COLOR",
+        help="Colour; auto follows the terminal, NO_COLOR and FORCE_COLOR.",
+    ),
+]
+LogFileOpt = Annotated[
+    Path | None,
+    _option(
+        "--log-file",
+        metavar="FILE",
+        group=GLOBAL,
+        envvar="NVCLI_LOG",
+        help="Append the full log to this file.",
+    ),
+]
+DebugOpt = Annotated[
+    bool, _option("--debug", help="Show Python tracebacks of errors.", group=GLOBAL)
+]
+
+# --- model ---------------------------------------------------------------------------------------
+
+ModelOpt = Annotated[
+    str | None,
+    _option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        group=MODEL,
+        envvar="NVCLI_MODEL",
+        help="A local folder or a Hugging Face id; without it the built-in demo model.",
+    ),
+]
+DeviceOpt = Annotated[
+    str | None,
+    _option(
+        "--device",
+        metavar="auto|cuda|cpu",
+        group=MODEL,
+        help="Where to run; auto takes CUDA when a device is there.",
+    ),
+]
+DTypeOpt = Annotated[
+    str | None,
+    _option(
+        "--dtype",
+        metavar="NAME",
+        group=MODEL,
+        help="auto, float32, float16 or bfloat16; auto: float32 on the CPU, 16 bits on CUDA.",
+    ),
+]
+KVCacheDTypeOpt = Annotated[
+    str | None,
+    _option(
+        "--kv-cache-dtype",
+        metavar="NAME",
+        group=MODEL,
+        help="Type of cached keys and values; auto follows --dtype.",
+    ),
+]
+LoadFormatOpt = Annotated[
+    str | None,
+    _option(
+        "--load-format",
+        metavar="auto|safetensors|dummy",
+        group=MODEL,
+        help="dummy fills random weights, for speed work without a download.",
+    ),
+]
+MaxModelLenOpt = Annotated[
+    int | None,
+    _option(
+        "--max-model-len",
+        metavar="N",
+        group=MODEL,
+        parser=_LENGTH,
+        help="Prompt plus answer limit in tokens, also as 32k; default: what the model allows.",
+    ),
+]
+MemoryOpt = Annotated[
+    float | None,
+    _option(
+        "--gpu-memory-utilization",
+        parser=_FLOAT,
+        metavar="X",
+        group=MODEL,
+        help="Share of memory for weights and KV cache, over 0 to 1; default 0.9 (CPU: 0.5).",
+    ),
+]
+MaxNumSeqsOpt = Annotated[
+    int | None,
+    _option(
+        "--max-num-seqs",
+        parser=_INT,
+        metavar="N",
+        group=MODEL,
+        help="Sequences running at once; default 256 (CPU: 16).",
+    ),
+]
+
+# --- sampling ------------------------------------------------------------------------------------
+
+TemperatureOpt = Annotated[
+    float | None,
+    _option(
+        "-t",
+        "--temperature",
+        parser=_FLOAT,
+        metavar="X",
+        group=SAMPLING,
+        help="0 to 2; 0 is greedy. Default: the model's, for Qwen3 0.6 thinking, 0.7 without.",
+    ),
+]
+TopPOpt = Annotated[
+    float | None,
+    _option(
+        "--top-p",
+        parser=_FLOAT,
+        metavar="X",
+        group=SAMPLING,
+        help="Keep the likeliest tokens of mass X.",
+    ),
+]
+TopKOpt = Annotated[
+    int | None,
+    _option(
+        "--top-k",
+        parser=_INT,
+        metavar="N",
+        group=SAMPLING,
+        help="Keep the N likeliest tokens; 0: all.",
+    ),
+]
+MinPOpt = Annotated[
+    float | None,
+    _option(
+        "--min-p",
+        parser=_FLOAT,
+        metavar="X",
+        group=SAMPLING,
+        help="Drop tokens less likely than X times the likeliest.",
+    ),
+]
+PresencePenaltyOpt = Annotated[
+    float | None,
+    _option(
+        "--presence-penalty",
+        parser=_FLOAT,
+        metavar="X",
+        group=SAMPLING,
+        help="-2 to 2; over 0 makes tokens already in the answer less likely.",
+    ),
+]
+RepetitionPenaltyOpt = Annotated[
+    float | None,
+    _option(
+        "--repetition-penalty",
+        parser=_FLOAT,
+        metavar="X",
+        group=SAMPLING,
+        help="Over 0 to 2; over 1 makes tokens of prompt and answer less likely.",
+    ),
+]
+MaxTokensOpt = Annotated[
+    int | None,
+    _option(
+        "-n",
+        "--max-tokens",
+        parser=_INT,
+        metavar="N",
+        group=SAMPLING,
+        help="At most N tokens, thinking included; default: the room left in the context.",
+    ),
+]
+StopOpt = Annotated[
+    list[str] | None,
+    _option(
+        "--stop",
+        metavar="TEXT",
+        group=SAMPLING,
+        help="End the answer before this text; may be given again.",
+    ),
+]
+SeedOpt = Annotated[
+    int | None,
+    _option("--seed", parser=_INT, metavar="N", group=SAMPLING, help="Same seed, same answer."),
+]
+ThinkOpt = Annotated[
+    bool | None,
+    _option(
+        "--think/--no-think",
+        group=SAMPLING,
+        help="Let the model think before it answers; default: yes, where it can.",
+    ),
+]
+ThinkBudgetOpt = Annotated[
+    int | None,
+    _option(
+        "--think-budget",
+        parser=_INT,
+        metavar="N",
+        group=SAMPLING,
+        help="Close the thinking after N tokens and go on with the answer.",
+    ),
+]
+
+# --- chat: input ---------------------------------------------------------------------------------
+
+PromptArg = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT",
+        show_default=False,
+        help="The question. Without it, and with a terminal, a conversation starts.",
+    ),
+]
+SystemOpt = Annotated[
+    str | None,
+    _option("-s", "--system", metavar="TEXT|@FILE", group=INPUT, help="System prompt."),
+]
+FileOpt = Annotated[
+    list[Path] | None,
+    _option(
+        "-f",
+        "--file",
+        metavar="PATH",
+        group=INPUT,
+        help="Put this file before the question; may be given again, - is standard input.",
+    ),
+]
+StdinPositionOpt = Annotated[
+    StdinPosition,
+    _option(
+        "--stdin-position",
+        parser=_choice(StdinPosition),
+        metavar="before|after",
+        group=INPUT,
+        help="Where piped text goes: before (default) or after the question.",
+    ),
+]
+NoStdinOpt = Annotated[bool, _option("--no-stdin", group=INPUT, help="Do not read standard input.")]
+InteractiveOpt = Annotated[
+    bool,
+    _option(
+        "-i",
+        "--interactive",
+        group=INPUT,
+        help="Answer PROMPT or the piped text, then go on as a conversation.",
+    ),
+]
+RawOpt = Annotated[
+    bool, _option("--raw", group=INPUT, help="Continue the text as it is, no chat template.")
+]
+
+# --- chat: output --------------------------------------------------------------------------------
+
+ShowThinkingOpt = Annotated[
+    ThinkingChoice,
+    _option(
+        "--show-thinking",
+        parser=_choice(ThinkingChoice),
+        metavar="MODE",
+        group=OUTPUT,
+        help="full, fold (one line), hide, or auto: full on a terminal. On standard error.",
+    ),
+]
+NoStreamOpt = Annotated[
+    bool, _option("--no-stream", group=OUTPUT, help="Print the answer when it is complete.")
+]
+JsonOpt = Annotated[
+    bool,
+    _option(
+        "--json",
+        group=OUTPUT,
+        help="One JSON object: model, text, thinking, tool_calls, finish_reason, usage, timings.",
+    ),
+]
+StatsOpt = Annotated[
+    bool,
+    _option(
+        "--stats",
+        group=OUTPUT,
+        help="Statistics line on standard error, also when that is no terminal.",
+    ),
+]
+MarkdownOpt = Annotated[
+    bool | None,
+    _option(
+        "--markdown/--plain",
+        group=OUTPUT,
+        help="Render Markdown (default on a terminal) or print the text as it is.",
+    ),
+]
+FailOnLengthOpt = Annotated[
+    bool,
+    _option(
+        "--fail-on-length",
+        group=OUTPUT,
+        help="Exit 1 when the answer was cut by a token limit.",
+    ),
+]
+NoHistoryOpt = Annotated[
+    bool,
+    _option(
+        "--no-history",
+        group=OUTPUT,
+        envvar="NVCLI_NO_HISTORY",
+        help="Keep no history of what is typed in a conversation.",
+    ),
+]

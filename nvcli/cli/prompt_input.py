@@ -1,0 +1,88 @@
+"""The prompt from its parts: files, standard input, the argument.
+
+Standard input is read as bytes and decoded here, because text mode hides what was wrong (and turns
+bad bytes into surrogates under the C locale). Text that had to be repaired is reported.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nvcli.errors import UsageError
+from nvcli.repl.screen import repair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
+    """UTF-8 without a byte-order mark; bytes that are none become U+FFFD, with a warning."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        text = data.decode("utf-8", "replace")
+        warn(f"{name} is not UTF-8 from byte {exc.start}; bad bytes were replaced")
+        return text
+
+
+def repair_argument(text: str, name: str, warn: Callable[[str], None]) -> str:
+    """`text` from the command line, where bytes that are no UTF-8 arrive as surrogates."""
+    fixed = repair(text)
+    if fixed != text:
+        warn(f"{name} is not UTF-8; bad bytes were replaced")
+    return fixed
+
+
+def read_stdin(warn: Callable[[str], None]) -> str:
+    """All of standard input; empty where it is closed."""
+    if sys.stdin is None or sys.stdin.closed:
+        return ""
+    try:
+        return decode(sys.stdin.buffer.read(), "standard input", warn)
+    except OSError as exc:
+        raise UsageError(f"cannot read standard input: {exc.strerror or exc}") from exc
+
+
+def read_file(path: Path, warn: Callable[[str], None]) -> str:
+    """Raises `UsageError` for what cannot be read."""
+    try:
+        return decode(path.read_bytes(), str(path), warn)
+    except OSError as exc:
+        raise UsageError(f"cannot read {path}: {exc.strerror or exc}", param="file") from exc
+
+
+def text_or_file(value: str, warn: Callable[[str], None]) -> str:
+    """`TEXT`, or the contents of FILE for `@FILE`."""
+    if value.startswith("@"):
+        return read_file(Path(value[1:]), warn).rstrip("\n")
+    return repair_argument(value, "the system prompt", warn)
+
+
+def fence(name: str, text: str) -> str:
+    """`text` as a code block titled `name`, with a fence longer than any inside."""
+    ticks = max((len(run) for run in re.findall(r"`{3,}", text)), default=2) + 1
+    title = " ".join(repair(name).split()).replace("`", "'")
+    return f"{'`' * ticks}{title}\n{text.rstrip(chr(10))}\n{'`' * ticks}"
+
+
+def read_files(paths: Sequence[Path], warn: Callable[[str], None]) -> list[str]:
+    """The files as fenced blocks; `-` is standard input."""
+    blocks = []
+    for path in paths:
+        if str(path) == "-":
+            blocks.append(fence("standard input", read_stdin(warn)))
+        else:
+            blocks.append(fence(path.name, read_file(path, warn)))
+    return blocks
+
+
+def join_parts(
+    argument: str | None, stdin: str, files: Sequence[str] = (), *, stdin_first: bool = True
+) -> str:
+    """Files, then standard input, then the argument, one blank line between; empty parts vanish."""
+    parts = [stdin, argument or ""] if stdin_first else [argument or "", stdin]
+    return "\n\n".join(p.strip("\n") for p in [*files, *parts] if p.strip())

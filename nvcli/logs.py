@@ -1,0 +1,47 @@
+"""Logging: quiet by default, to standard error, and in full to a file when one is asked for.
+
+The library itself only calls `logging.getLogger(__name__)`; nothing is configured on import, so a
+program that uses `nvcli` as a library keeps its own set-up.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
+_FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def configure_logging(verbosity: int = 0, log_file: Path | None = None) -> None:
+    """Send nvcli's log to standard error, and all of it to `log_file`.
+
+    verbosity: -1 errors only, 0 warnings, 1 progress, 2 and more everything. Calling it again
+    replaces what the last call set up. Raises `UsageError` when the file cannot be opened.
+    """
+    logger = logging.getLogger("nvcli")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = False
+    level = _LEVELS.get(verbosity, logging.DEBUG)
+    stream = logging.StreamHandler()
+    stream.setLevel(level)
+    stream.setFormatter(logging.Formatter("nvcli: %(message)s"))
+    logger.addHandler(stream)
+    if log_file is not None:
+        try:
+            file = logging.FileHandler(log_file, encoding="utf-8", errors="backslashreplace")
+        except OSError as exc:
+            raise UsageError(
+                f"cannot write the log file {log_file}: {exc.strerror or exc}", param="log_file"
+            ) from exc
+        file.setFormatter(logging.Formatter(_FILE_FORMAT))
+        logger.addHandler(file)
+        level = logging.DEBUG
+    logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""The conversation in a terminal: session, commands, rendering and the prompt loop."""

@@ -1,0 +1,132 @@
+"""The two output streams as the user sees them: what is a terminal, what may hold escapes.
+
+Answers go to `out`, everything else to `err`. All text that does not come from nvcli itself passes
+`visible` (or a `ControlFilter`, where it arrives in pieces) first: a model, a file or a pasted text
+can hold terminal escapes that clear the screen, set the title or write the clipboard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from nvcli.errors import ClosedPipeError, NvcliError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Everything below space but tab and newline, DEL, and the 8-bit control set.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def _show_control(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if code < 0x20:
+        return chr(0x2400 + code)  # the Unicode pictures: ␛ for escape
+    return "␡" if code == 0x7F else f"\\x{code:02x}"
+
+
+def visible(text: str) -> str:
+    """`text` with control characters as visible signs; tabs and line ends stay."""
+    return _CONTROLS.sub(_show_control, text.replace("\r\n", "\n"))
+
+
+def repair(text: str) -> str:
+    """`text` without lone surrogates (undecodable bytes in arguments or typed input)."""
+    raw = text.encode("utf-8", "surrogateescape") if _is_escaped(text) else None
+    if raw is not None:
+        return raw.decode("utf-8", "replace")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _is_escaped(text: str) -> bool:
+    return all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in text)
+
+
+class ControlFilter:
+    """`visible` for text that arrives in pieces: a CR LF may be split between two of them."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        text = self._held + text
+        self._held = "\r" if text.endswith("\r") else ""
+        return visible(text[: len(text) - len(self._held)])
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return visible(held)
+
+
+@dataclass
+class Screen:
+    """Where to write, and what each stream can show."""
+
+    out: TextIO
+    err: TextIO
+    out_is_terminal: bool = False
+    err_is_terminal: bool = False
+    out_color: bool = False
+    err_color: bool = False
+    is_dumb: bool = False  # TERM=dumb: not even cursor movement
+    is_quiet: bool = False
+
+    @property
+    def can_redraw_out(self) -> bool:
+        return self.out_is_terminal and not self.is_dumb
+
+    @property
+    def can_redraw_err(self) -> bool:
+        return self.err_is_terminal and not self.is_dumb
+
+    def size(self) -> tuple[int, int]:
+        """Columns and rows now; read again for each block, so that a resize is followed."""
+        columns, rows = shutil.get_terminal_size()
+        if "COLUMNS" not in os.environ:
+            for stream in (self.out, self.err):
+                with contextlib.suppress(OSError, ValueError):
+                    columns, rows = os.get_terminal_size(stream.fileno())
+                    break
+        return max(columns, 10), max(rows, 4)
+
+    def write(self, text: str) -> None:
+        """Write a part of the answer, at once.
+
+        Raises `ClosedPipeError` when the reader is gone, `NvcliError` when the disk is full.
+        """
+        try:
+            self.out.write(text)
+            self.out.flush()
+        except BrokenPipeError as exc:
+            raise ClosedPipeError("the reader closed the pipe") from exc
+        except (OSError, ValueError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+            raise NvcliError(f"cannot write to standard output: {reason}") from exc
+
+    def write_err(self, text: str, *, dim: bool = False) -> None:
+        """Write beside the answer; a closed standard error is nobody's problem."""
+        if dim and self.err_color and text.strip("\n"):
+            body = text.rstrip("\n")
+            text = f"\x1b[2m{body}\x1b[0m{text[len(body) :]}"
+        with contextlib.suppress(OSError, ValueError):
+            self.err.write(text)
+            self.err.flush()
+
+    def note(self, text: str) -> None:
+        """A line of information: only where somebody looks."""
+        if self.err_is_terminal and not self.is_quiet:
+            self.write_err(f"{visible(text)}\n", dim=True)
+
+    def warn(self, text: str) -> None:
+        """A line about something that changes the answer: always shown."""
+        self.write_err(f"nvcli: {visible(text)}\n")
+
+
+def line_writer(write: Callable[[str], None]) -> Callable[[str], None]:
+    """`write` for whole lines of text that is not ours."""
+    return lambda text: write(visible(text) + "\n")
