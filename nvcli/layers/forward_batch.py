@@ -35,6 +35,7 @@ class ForwardBatch:
     query_lens: list[int]  # [B]
     key_lens: list[int]  # [B], host twin of seq_lens
     block_ids: list[list[int]]  # [B][ceil(key_len / P)], host twin of block_table rows
+    plan: object = None  # what the attention backend works out once for all layers of the step
 
     @property
     def num_rows(self) -> int:

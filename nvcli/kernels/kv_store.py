@@ -1,0 +1,95 @@
+"""Triton kernel: scatter keys and values into the paged cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_kv_kernel(  # type: ignore[no-untyped-def]
+    k_ptr,  # [T, Hk, D]
+    v_ptr,  # [T, Hk, D]
+    k_cache_ptr,  # [N, P, Hk, D], strided
+    v_cache_ptr,
+    slot_mapping_ptr,  # [T] int64
+    k_row_stride,
+    k_head_stride,
+    v_row_stride,
+    v_head_stride,
+    cache_block_stride,
+    cache_offset_stride,
+    cache_head_stride,
+    block_size,
+    num_kv_heads,
+    D: tl.constexpr,
+    HEADS_POW2: tl.constexpr,
+    D_POW2: tl.constexpr,
+):
+    # 1. One program per token. A slot times a stride passes 2^31 in a large pool, and so may a
+    #    token times a row stride: both are 64-bit before they are multiplied.
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    if slot < 0:
+        return
+    block = slot // block_size
+    offset = slot % block_size
+
+    # 2. All heads of the token as one tile [HEADS_POW2, D_POW2]; what sticks out is masked.
+    heads = tl.arange(0, HEADS_POW2)[:, None]
+    dims = tl.arange(0, D_POW2)[None, :]
+    mask = (heads < num_kv_heads) & (dims < D)
+    k = tl.load(k_ptr + token * k_row_stride + heads * k_head_stride + dims, mask=mask)
+    v = tl.load(v_ptr + token * v_row_stride + heads * v_head_stride + dims, mask=mask)
+
+    # 3. The cache keeps heads apart by its own stride: any physical layout, unit stride in D.
+    to = block * cache_block_stride + offset * cache_offset_stride
+    to += heads * cache_head_stride + dims
+    tl.store(k_cache_ptr + to, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
+    tl.store(v_cache_ptr + to, v.to(v_cache_ptr.dtype.element_ty), mask=mask)
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Scatter this step's keys and values into the paged cache. Reference: `reference.store_kv`.
+
+    k, v:              [T, Hk, D]          any row and head stride, unit stride in D
+    k_cache, v_cache:  [N, P, Hk, D]       written in place; equal strides, unit in D
+    slot_mapping:      [T] int64           block * P + offset; -1 skips the row (graph padding)
+
+    Moves 4*T*Hk*D elements (read and write K and V); one program per token.
+    """
+    num_tokens, num_kv_heads, head_dim = k.shape
+    assert v.shape == k.shape, "K and V differ in shape"
+    assert k_cache.shape == v_cache.shape, "K and V caches differ in shape"
+    assert k_cache.stride() == v_cache.stride(), "K and V caches differ in layout"
+    assert k_cache.shape[2:] == (num_kv_heads, head_dim), "cache is for other heads"
+    assert k.stride(2) == v.stride(2) == k_cache.stride(3) == 1, "D must be contiguous"
+    assert slot_mapping.shape == (num_tokens,), "one slot a token"
+    assert slot_mapping.is_contiguous(), "slots must be contiguous"
+    if num_tokens == 0:
+        return
+    _store_kv_kernel[(num_tokens,)](
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        k_cache.shape[1],
+        num_kv_heads,
+        D=head_dim,
+        HEADS_POW2=triton.next_power_of_2(num_kv_heads),
+        D_POW2=triton.next_power_of_2(head_dim),
+        num_warps=4,
+    )

@@ -1,0 +1,87 @@
+"""What every op means, in plain PyTorch. The fast versions are tested against these.
+
+Each function has the signature of its op in `nvcli.kernels` and works on any device and dtype.
+Norms and softmax follow transformers: computed in float32, rounded once where it rounds.
+
+Dimension key: T tokens, B rows, E hidden, F intermediate, H heads, Hq/Hk query and KV heads,
+D head_dim, N blocks, P block size, M blocks per table row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return functional.linear(x, weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed = functional.rms_norm(x, (x.shape[-1],), None, eps)
+    return normed * weight
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    if weight is not None:
+        x = rms_norm(x, weight, eps)
+    # With the sign kept in sin's first half, rotating is a swap of halves.
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    rotated = torch.addcmul(x * cos[:, None], swapped, sin[:, None])
+    return rotated.to(x.dtype)
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    keep = slot_mapping >= 0
+    slots = slot_mapping[keep]
+    block_size = k_cache.shape[1]
+    block, offset = slots // block_size, slots % block_size
+    k_cache[block, offset] = k[keep].to(k_cache.dtype)
+    v_cache[block, offset] = v[keep].to(v_cache.dtype)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    block_tables: Tensor,
+    softmax_scale: float,
+) -> Tensor:
+    """One row at a time, in float32: gather its keys, mask the future, softmax, mix the values."""
+    out = torch.zeros_like(q)
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    group_size = q.shape[1] // num_kv_heads
+    bounds = cu_seqlens_q.tolist()
+    for row, num_keys in enumerate(seq_lens.tolist()):
+        start, end = bounds[row], bounds[row + 1]
+        if num_keys == 0:
+            continue
+        blocks = block_tables[row, : -(-num_keys // block_size)].long()
+        k_KHD = k_cache[blocks].flatten(0, 1)[:num_keys].float()
+        v_KHD = v_cache[blocks].flatten(0, 1)[:num_keys].float()
+        q_THD = q[start:end].float()
+        scores_HTK = softmax_scale * torch.einsum(
+            "thd,khd->htk", q_THD, k_KHD.repeat_interleave(group_size, dim=1)
+        )
+        # The row's tokens are the last ones of its keys: token t sees keys up to its own.
+        positions = torch.arange(num_keys - (end - start), num_keys, device=q.device)
+        future = torch.arange(num_keys, device=q.device)[None, :] > positions[:, None]
+        weights_HTK = scores_HTK.masked_fill(future, float("-inf")).softmax(dim=-1)
+        mixed_THD = torch.einsum(
+            "htk,khd->thd", weights_HTK, v_KHD.repeat_interleave(group_size, dim=1)
+        )
+        out[start:end] = mixed_THD.to(q.dtype)
+    return out

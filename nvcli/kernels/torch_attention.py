@@ -1,0 +1,224 @@
+"""Attention in plain PyTorch over the paged cache: the CPU's fast path, and CUDA's last resort.
+
+Few calls and few copies decide the speed on the CPU:
+  * a row whose blocks happen to be consecutive is a view of the cache, never copied
+  * other decoding rows are gathered together, as long as padding them to the longest costs little
+  * a decoding token's query heads that share a KV head stand as that many queries of one head, so
+    grouped-query attention needs no repeated keys
+How rows are grouped depends on host lists alone and is worked out once per step, for all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nvcli.layers.forward_batch import ForwardBatch
+
+MAX_PADDING = 1.25  # gathered keys over needed keys, for rows gathered together
+MIN_VIEW_KEYS = 256  # a shorter row is cheaper to copy with others than to call alone
+
+
+@dataclass(slots=True)
+class _Group:
+    """Rows attended in one call: either b rows of one token each, or one row of n tokens."""
+
+    tokens: slice | Tensor  # where the group's tokens are in T
+    num_rows: int  # b
+    num_tokens: int  # n
+    num_keys: int  # L, the longest row's, to which the others are padded
+    first_slot: int | None  # the row's keys are slots first_slot .. first_slot + L of the cache
+    blocks: Tensor | None  # [b * M] int64, otherwise
+    mask: Tensor | None  # [b, 1, 1, L] or [n, L], added to the scores
+    is_causal: bool  # the row has no keys before this step
+
+
+@dataclass(slots=True)
+class _Plan:
+    groups: list[_Group]
+    covers_all: bool  # one group that holds all tokens in order
+
+
+class TorchAttention:
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._scratch: list[Tensor] = []  # for gathered K and V: a large malloc costs page faults
+
+    def forward(
+        self,
+        q: Tensor,  # [T, Hq, D]
+        k_cache: Tensor,  # [N, P, Hk, D]
+        v_cache: Tensor,
+        batch: ForwardBatch,
+        softmax_scale: float,
+    ) -> Tensor:
+        if batch.plan is None:
+            batch.plan = _make_plan(batch, q, k_cache)
+        plan = cast("_Plan", batch.plan)
+        if plan.covers_all:
+            return self._attend(q, k_cache, v_cache, plan.groups[0], softmax_scale)
+        out = torch.zeros_like(q)  # padding rows stay 0
+        for group in plan.groups:
+            out[group.tokens] = self._attend(
+                q[group.tokens], k_cache, v_cache, group, softmax_scale
+            )
+        return out
+
+    def _attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, softmax_scale: float
+    ) -> Tensor:  # [b * n, Hq, D] -> the same
+        num_heads, head_dim = q.shape[1:]
+        k, v = self._keys_values(k_cache, v_cache, group)  # [b, Hk, L, D]
+        num_kv_heads = k.shape[1]
+        if k.dtype != q.dtype:
+            k, v = k.to(q.dtype), v.to(q.dtype)
+        if group.num_tokens == 1:
+            grouped = q.view(group.num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+            out = scaled_dot_product_attention(
+                grouped, k, v, attn_mask=group.mask, scale=softmax_scale
+            )
+            return out.reshape(q.shape)
+        out = scaled_dot_product_attention(
+            q.transpose(0, 1)[None],  # [1, Hq, n, D]
+            k,
+            v,
+            attn_mask=group.mask,
+            is_causal=group.is_causal,
+            scale=softmax_scale,
+            enable_gqa=num_heads != num_kv_heads,
+        )
+        return out[0].transpose(0, 1)
+
+    def _keys_values(
+        self, k_cache: Tensor, v_cache: Tensor, group: _Group
+    ) -> tuple[Tensor, Tensor]:
+        """K and V of the group's rows, each [b, Hk, L, D]."""
+        if group.first_slot is not None:
+            keys = slice(group.first_slot, group.first_slot + group.num_keys)
+            k = k_cache.flatten(0, 1)[keys].transpose(0, 1)[None]
+            v = v_cache.flatten(0, 1)[keys].transpose(0, 1)[None]
+            return k, v
+        assert group.blocks is not None, "a group has a first slot or blocks"
+        k_blocks, v_blocks = self._gather(k_cache, v_cache, group.blocks)  # [b * M, P, Hk, D]
+        shape = (group.num_rows, -1, *k_cache.shape[2:])
+        k = k_blocks.view(shape)[:, : group.num_keys].transpose(1, 2)
+        v = v_blocks.view(shape)[:, : group.num_keys].transpose(1, 2)
+        return k, v
+
+    def _gather(self, k_cache: Tensor, v_cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        if k_cache.device.type != "cpu":
+            return k_cache.index_select(0, blocks), v_cache.index_select(0, blocks)
+        num_blocks, tail = len(blocks), k_cache.shape[1:]
+        old = self._scratch[0] if self._scratch else None
+        if old is None or len(old) < num_blocks or old.shape[1:] != tail:
+            self._scratch = [k_cache.new_zeros(num_blocks, *tail) for _ in range(2)]
+        elif old.dtype != k_cache.dtype:
+            self._scratch = [buffer.to(k_cache.dtype) for buffer in self._scratch]
+        k, v = (buffer[:num_blocks] for buffer in self._scratch)
+        torch.index_select(k_cache, 0, blocks, out=k)
+        torch.index_select(v_cache, 0, blocks, out=v)
+        return k, v
+
+
+def _make_plan(batch: ForwardBatch, q: Tensor, k_cache: Tensor) -> _Plan:
+    block_size = k_cache.shape[1]
+    can_view = k_cache.is_contiguous()
+    groups: list[_Group] = []
+    decoding: list[tuple[int, int]] = []  # (token, row) still to be gathered in groups
+    token = 0
+    for row, (num_tokens, num_keys) in enumerate(
+        zip(batch.query_lens, batch.key_lens, strict=True)
+    ):
+        start, token = token, token + num_tokens
+        if num_keys == 0 or num_tokens == 0:
+            continue
+        ids = batch.block_ids[row][: -(-num_keys // block_size)]
+        is_view = can_view and ids[-1] - ids[0] == len(ids) - 1 and _is_consecutive(ids)
+        is_alone = batch.num_rows == 1 or num_tokens > 1
+        if not is_alone and not (is_view and num_keys >= MIN_VIEW_KEYS):
+            decoding.append((start, row))
+            continue
+        is_causal = num_tokens > 1 and num_tokens == num_keys
+        needs_mask = num_tokens > 1 and not is_causal
+        groups.append(
+            _Group(
+                tokens=slice(start, token),
+                num_rows=1,
+                num_tokens=num_tokens,
+                num_keys=num_keys,
+                first_slot=ids[0] * block_size if is_view else None,
+                blocks=None if is_view else torch.tensor(ids, device=q.device),
+                mask=_chunk_mask(num_tokens, num_keys, q) if needs_mask else None,
+                is_causal=is_causal,
+            )
+        )
+    groups += _group_decoding(batch, decoding, block_size, q)
+    covers_all = len(groups) == 1 and groups[0].num_rows * groups[0].num_tokens == q.shape[0]
+    return _Plan(groups, covers_all)
+
+
+def _is_consecutive(ids: list[int]) -> bool:
+    return ids == list(range(ids[0], ids[0] + len(ids)))
+
+
+def _group_decoding(
+    batch: ForwardBatch, rows: list[tuple[int, int]], block_size: int, q: Tensor
+) -> list[_Group]:
+    """Longest rows first, each with as many of the next ones as MAX_PADDING allows."""
+    pending = sorted(rows, key=lambda entry: -batch.key_lens[entry[1]])
+    groups = []
+    while pending:
+        longest = batch.key_lens[pending[0][1]]
+        size, total = 0, 0
+        for _, row in pending:
+            total += batch.key_lens[row]
+            if longest * (size + 1) > MAX_PADDING * total:
+                break
+            size += 1
+        members, pending = sorted(pending[:size]), pending[size:]
+        groups.append(_decode_group(batch, members, longest, block_size, q))
+    return groups
+
+
+def _decode_group(
+    batch: ForwardBatch, members: list[tuple[int, int]], longest: int, block_size: int, q: Tensor
+) -> _Group:
+    width = -(-longest // block_size)
+    blocks: list[int] = []
+    key_lens = [batch.key_lens[row] for _, row in members]
+    for (_, row), num_keys in zip(members, key_lens, strict=True):
+        ids = batch.block_ids[row][: -(-num_keys // block_size)]
+        blocks += ids + ids[-1:] * (width - len(ids))  # any written block: the mask hides it
+    mask = None
+    if min(key_lens) != longest:
+        lens = torch.tensor(key_lens, device=q.device)[:, None]
+        hidden = torch.arange(longest, device=q.device) >= lens  # [b, L]
+        mask = q.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None, None]
+    tokens = [token for token, _ in members]
+    is_run = tokens[-1] - tokens[0] == len(tokens) - 1
+    return _Group(
+        tokens=slice(tokens[0], tokens[-1] + 1)
+        if is_run
+        else torch.tensor(tokens, device=q.device),
+        num_rows=len(members),
+        num_tokens=1,
+        num_keys=longest,
+        first_slot=None,
+        blocks=torch.tensor(blocks, device=q.device),
+        mask=mask,
+        is_causal=False,
+    )
+
+
+def _chunk_mask(num_tokens: int, num_keys: int, q: Tensor) -> Tensor:
+    """[n, L]: the row's tokens are the last n of its L keys, each sees the keys up to its own."""
+    future = torch.ones(num_tokens, num_keys, dtype=torch.bool, device=q.device)
+    future = future.triu_(num_keys - num_tokens + 1)
+    return q.new_zeros(num_tokens, num_keys).masked_fill_(future, float("-inf"))

@@ -1,0 +1,75 @@
+"""Self-attention: project, norm and rotate q and k, store k and v, attend over the cache.
+
+Keys are stored before the backend runs and the backend reads the cache alone, so a chunk, a prefix
+hit and a decode step are the same computation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from nvcli import kernels
+from nvcli.layers.linear import Linear
+from nvcli.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nvcli.layers.forward_batch import ForwardBatch
+    from nvcli.models.config import ModelConfig
+
+
+class Attention(nn.Module):
+    """Parameters: qkv_proj (q, k and v fused), o_proj, q_norm, k_norm."""
+
+    def __init__(
+        self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        self.softmax_scale = config.head_dim**-0.5
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        self.qkv_proj = Linear(
+            config.hidden_size, parts, bias=config.qkv_bias, dtype=dtype, device=device
+        )
+        self.o_proj = Linear(
+            q_size,
+            {"o_proj": config.hidden_size},
+            bias=config.output_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.eps = config.rms_norm_eps
+        self.qk_weight: Tensor | None = None  # [Hq + Hk, D], one row a head
+        if config.has_qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, self.eps, dtype=dtype, device=device)
+            self.k_norm = RMSNorm(config.head_dim, self.eps, dtype=dtype, device=device)
+        self.has_qk_norm = config.has_qk_norm
+
+    def after_load(self) -> None:
+        """Lay the two norms' weights out by head, so that q and k are normed in one go."""
+        if self.has_qk_norm:
+            q = self.q_norm.weight.expand(self.num_heads, -1)
+            k = self.k_norm.weight.expand(self.num_kv_heads, -1)
+            self.qk_weight = torch.cat([q, k])
+
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], batch: ForwardBatch
+    ) -> Tensor:  # [T, E] -> [T, E]
+        num_qk = self.num_heads + self.num_kv_heads
+        qkv = self.qkv_proj(x).view(-1, num_qk + self.num_kv_heads, self.head_dim)
+        qk = kernels.rope_norm(qkv[:, :num_qk], self.qk_weight, *rotary, self.eps)
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]  # [T, Hq, D], [T, Hk, D]
+        k_cache, v_cache = batch.kv_caches[self.layer]
+        kernels.store_kv(k, qkv[:, num_qk:], k_cache, v_cache, batch.slot_mapping)
+        out = batch.attention.forward(q, k_cache, v_cache, batch, self.softmax_scale)
+        out = out.reshape(-1, self.num_heads * self.head_dim)
+        return cast("Tensor", self.o_proj(out))

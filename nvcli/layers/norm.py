@@ -1,0 +1,28 @@
+"""RMSNorm, alone or fused with the residual addition before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from nvcli import kernels
+from nvcli.layers.linear import unfilled
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = unfilled(size, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, E] -> [T, E]
+        return kernels.rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """([T, E] norm of the sum, [T, E] the sum): the sum is the next residual."""
+        return kernels.add_rms_norm(x, residual, self.weight, self.eps)

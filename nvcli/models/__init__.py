@@ -1,0 +1,69 @@
+"""Models: a checkpoint folder -> a module that computes hidden states and logits.
+
+Architectures are imported when a checkpoint asks for them, so this package stays free of torch
+until a model is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nvcli.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from nvcli.models.config import ModelConfig
+    from nvcli.models.qwen3 import Qwen3ForCausalLM
+
+# architecture in config.json -> module and class; the three differ by `ModelConfig` alone
+ARCHITECTURES = {
+    "Qwen3ForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
+    "Qwen2ForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
+    "LlamaForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
+}
+
+
+def model_class(architecture: str) -> type[Qwen3ForCausalLM]:
+    """Raises `UnsupportedModelError` for an architecture that is not in the table."""
+    import importlib
+
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"architecture {architecture} is not supported",
+            hint=f"Supported: {', '.join(ARCHITECTURES)}.",
+        )
+    module, name = ARCHITECTURES[architecture]
+    found: type[Qwen3ForCausalLM] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: str = "auto",
+    seed: int = 0,
+) -> Qwen3ForCausalLM:
+    """Build the model on the device and fill it; its parameters are inference tensors.
+
+    load_format: `auto` and `safetensors` read the folder's files; `dummy` fills seeded random
+    weights and needs no file but config.json.
+
+    Raises `WeightsError` when the files are missing, damaged or do not match the configuration.
+    """
+    import torch
+
+    from nvcli.models.weights import fill_dummy, load_weights
+
+    with torch.inference_mode():
+        model = model_class(config.architecture)(config, dtype=dtype, device=device)
+        if load_format == "dummy":
+            fill_dummy(model, is_tied=config.tie_word_embeddings, seed=seed)
+        else:
+            load_weights(model, folder, is_tied=config.tie_word_embeddings)
+    return model.eval()

@@ -1,0 +1,115 @@
+"""Qwen3, dense: read from top to bottom. Qwen2 and Llama differ by configuration alone.
+
+Names are the checkpoint's, with q/k/v and gate/up fused. The residual travels beside the hidden
+states, so that adding it and the next norm are one op. Dimension key: T tokens, E hidden,
+F intermediate, V vocabulary, R rows that need logits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from nvcli import kernels
+from nvcli.layers.attention import Attention
+from nvcli.layers.linear import Embedding, Linear
+from nvcli.layers.norm import RMSNorm
+from nvcli.layers.rotary import RotaryEmbedding
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from nvcli.layers.forward_batch import ForwardBatch
+    from nvcli.models.config import ModelConfig
+
+
+class Qwen3MLP(nn.Module):
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        parts = {"gate_proj": inner, "up_proj": inner}
+        self.gate_up_proj = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
+        self.down_proj = Linear(inner, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:  # [T, E] -> [T, E]
+        gate_up = self.gate_up_proj(x)  # [T, 2F]
+        return cast("Tensor", self.down_proj(kernels.silu_and_mul(gate_up)))
+
+
+class Qwen3Layer(nn.Module):
+    def __init__(
+        self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
+        self.self_attn = Attention(config, layer, dtype=dtype, device=device)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
+        self.mlp = Qwen3MLP(config, dtype=dtype, device=device)
+
+    def forward(
+        self,
+        x: Tensor,  # [T, E], what the previous layer adds to the residual
+        residual: Tensor | None,  # [T, E]; None before the first layer
+        rotary: tuple[Tensor, Tensor],  # [T, D] each
+        batch: ForwardBatch,
+    ) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, rotary, batch)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual
+
+
+class Qwen3Model(nn.Module):
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.embed_tokens = Embedding(config.vocab_size, hidden, dtype=dtype, device=device)
+        self.layers = nn.ModuleList(
+            Qwen3Layer(config, i, dtype=dtype, device=device) for i in range(config.num_layers)
+        )
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        self.rotary = RotaryEmbedding(
+            config.rope, config.head_dim, config.max_model_len, device=device
+        )
+
+    def forward(self, batch: ForwardBatch) -> Tensor:  # [T, E], after the last norm
+        x = self.embed_tokens(batch.input_ids)
+        residual = None
+        rotary = self.rotary(batch.positions)
+        for layer in self.layers:
+            x, residual = layer(x, residual, rotary, batch)
+        assert residual is not None, "a model has layers"
+        return self.norm.add(x, residual)[0]
+
+
+class Qwen3ForCausalLM(nn.Module):
+    """Inference only: call inside `torch.inference_mode()`."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Qwen3Model(config, dtype=dtype, device=device)
+        self.lm_head = Linear(
+            config.hidden_size,
+            {"lm_head": config.vocab_size},
+            bias=False,
+            dtype=dtype,
+            device=device,
+        )
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Hidden states [T, E] of the step's tokens; stores their KV on the way."""
+        return cast("Tensor", self.model(batch))
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] in the model's dtype, the padded part of the vocabulary included."""
+        return cast("Tensor", self.lm_head(hidden))
+
+    def tie_head(self) -> None:
+        self.lm_head.weight = self.model.embed_tokens.weight

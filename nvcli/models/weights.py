@@ -1,0 +1,267 @@
+"""Safetensors on disk -> parameters, every tensor accounted for.
+
+The model says which checkpoint tensor fills which rows of which parameter
+(`Linear.checkpoint_parts`), so fused parameters are filled in place and "missing", "extra" and
+"wrong shape" are set differences. Files are read in parallel, each tensor straight to the device
+of its parameter. Parameters are born as NaN, and the last step proves that no NaN is left.
+
+A tied head is a claim of the configuration that checkpoints contradict (vllm#6758, vllm#51665):
+what the file holds decides, and a contradiction is a warning, never an uninitialised head.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from nvcli.errors import WeightsError
+from nvcli.layers.linear import Linear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from torch import Tensor, nn
+
+logger = logging.getLogger("nvcli")
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+HEAD_NAME = "lm_head.weight"
+EMBEDDING_NAME = "model.embed_tokens.weight"
+MAX_READERS = 8
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+# Tables that old checkpoints save beside their weights; they follow from the configuration.
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
+DUMMY_STD = 0.02
+
+
+class CausalLM(Protocol):
+    """What the loader needs of a model."""
+
+    def modules(self) -> Iterable[nn.Module]: ...
+    def named_modules(self) -> Iterable[tuple[str, nn.Module]]: ...
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+    def tie_head(self) -> None: ...
+
+
+def load_weights(model: CausalLM, folder: Path, *, is_tied: bool) -> None:
+    """Fill the model from the folder's safetensors files.
+
+    Raises `WeightsError` naming the file and the tensor when anything is missing, left over,
+    damaged or of another shape.
+    """
+    files = locate_tensors(folder)
+    if HEAD_NAME not in files:
+        model.tie_head()
+    targets = checkpoint_targets(model)
+    _match_names(targets, files, folder)
+    _read_all(targets, files, folder)
+    if HEAD_NAME not in files:
+        if not is_tied:
+            logger.warning("%s has no %s: the embedding serves as head", folder, HEAD_NAME)
+    elif is_tied:
+        if torch.equal(targets[HEAD_NAME], targets[EMBEDDING_NAME]):
+            model.tie_head()
+        else:
+            logger.warning(
+                "%s: config.json ties the head to the embedding, but %s differs: it is kept",
+                folder,
+                HEAD_NAME,
+            )
+    _check_filled(targets, folder)
+    _after_load(model)
+
+
+def fill_dummy(model: CausalLM, *, is_tied: bool, seed: int = 0) -> None:
+    """Seeded small random weights, norms of 1: for speed, memory and shape work."""
+    if is_tied:
+        model.tie_head()
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        if "norm" in name:
+            parameter.data.fill_(1.0)
+            continue
+        generator = torch.Generator(parameter.device).manual_seed(seed * 100_003 + index)
+        parameter.data.normal_(0.0, DUMMY_STD, generator=generator)
+    _after_load(model)
+
+
+def checkpoint_targets(model: CausalLM) -> dict[str, Tensor]:
+    """Checkpoint name -> the part of a parameter that it fills; together they cover them all."""
+    targets: dict[str, Tensor] = {}
+    covered = 0
+    for path, module in model.named_modules():
+        parent = path.rpartition(".")[0]
+        if isinstance(module, Linear):
+            parts = dict(module.checkpoint_parts())
+        else:
+            parts = {}
+            for name, parameter in module.named_parameters(recurse=False):
+                parts[f"{path.rpartition('.')[2]}.{name}"] = parameter.data
+        for name, part in parts.items():
+            targets[f"{parent}.{name}" if parent else name] = part
+            covered += part.numel()
+    tied = {id(p): p.numel() for _, p in model.named_parameters()}
+    assert covered >= sum(tied.values()), "a parameter has rows that no checkpoint tensor fills"
+    return targets
+
+
+def locate_tensors(folder: Path) -> dict[str, tuple[str, str]]:
+    """Tensor name -> (file, name inside it), from the index or else from the single file.
+
+    Files that the index does not name, such as a consolidated duplicate, are left alone.
+    Checkpoints of the bare model (Qwen3-Embedding) lack the `model.` prefix, which is added.
+    """
+    if (folder / INDEX_NAME).is_file():
+        files = _read_index(folder)
+    elif (folder / SINGLE_NAME).is_file():
+        files = dict.fromkeys(_list_tensors(folder, SINGLE_NAME), SINGLE_NAME)
+    else:
+        raise _no_weights(folder)
+    has_prefix = any(name.startswith("model.") for name in files)
+    return {
+        name if has_prefix or name == HEAD_NAME else f"model.{name}": (file, name)
+        for name, file in files.items()
+        if not name.endswith(IGNORED_SUFFIXES)
+    }
+
+
+def _read_index(folder: Path) -> dict[str, str]:
+    path = folder / INDEX_NAME
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        by_file: dict[str, set[str]] = defaultdict(set)
+        for name, file in weight_map.items():
+            by_file[file].add(name)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
+        raise WeightsError(f"{path} is not a safetensors index") from err
+    for file, names in by_file.items():
+        if "/" in file or "\\" in file or not (folder / file).is_file():
+            raise WeightsError(
+                f"{folder} lacks the shard {file} that {INDEX_NAME} names",
+                hint="Download the checkpoint again.",
+            )
+        present = set(_list_tensors(folder, file))
+        if absent := sorted(names - present):
+            raise WeightsError(f"{folder / file} lacks {_listing(absent)}, named by {INDEX_NAME}")
+        if unlisted := sorted(present - names):
+            raise WeightsError(f"{folder / file} holds {_listing(unlisted)}, not in {INDEX_NAME}")
+    return dict(weight_map)
+
+
+def _no_weights(folder: Path) -> WeightsError:
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".pt"))
+    stray = [name for name in names if name.endswith(".safetensors")]
+    if stray:
+        return WeightsError(
+            f"{folder} has {_listing(stray)} but neither {SINGLE_NAME} nor {INDEX_NAME}",
+            hint="Download the checkpoint again.",
+        )
+    if names:
+        return WeightsError(
+            f"{folder} has only pickled weights ({_listing(names)}), which are not read",
+            hint="Convert them to safetensors.",
+        )
+    return WeightsError(
+        f"{folder} has no weights ({SINGLE_NAME})",
+        hint="Download them, or use --load-format dummy for random weights.",
+    )
+
+
+def _open(folder: Path, file: str, device: str = "cpu") -> Any:
+    try:
+        return safe_open(str(folder / file), framework="pt", device=device)
+    except (SafetensorError, OSError, ValueError) as err:
+        raise _damaged(folder / file, err) from err
+
+
+def _damaged(path: Path, err: Exception) -> WeightsError:
+    return WeightsError(
+        f"{path} is not a complete safetensors file: {err}", hint="Download it again."
+    )
+
+
+def _list_tensors(folder: Path, file: str) -> list[str]:
+    with _open(folder, file) as handle:
+        return list(handle.keys())
+
+
+def _match_names(
+    targets: dict[str, Tensor], files: dict[str, tuple[str, str]], folder: Path
+) -> None:
+    tied = {HEAD_NAME} if HEAD_NAME not in files else set()
+    if missing := sorted(targets.keys() - files.keys() - tied):
+        raise WeightsError(f"{folder} lacks {_listing(missing)}")
+    if extra := sorted(files.keys() - targets.keys()):
+        file = files[extra[0]][0]
+        raise WeightsError(f"{folder / file} holds {_listing(extra)}, unknown to the architecture")
+
+
+def _read_all(targets: dict[str, Tensor], files: dict[str, tuple[str, str]], folder: Path) -> None:
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for name, (file, _) in files.items():
+        by_file[file].append(name)
+    share = math.ceil(MAX_READERS / len(by_file))  # readers of one file
+    jobs = [(file, names[i::share]) for file, names in by_file.items() for i in range(share)]
+    with ThreadPoolExecutor(min(MAX_READERS, len(jobs)), "nvcli-weights") as pool:
+        for future in [pool.submit(_read_file, folder, *job, targets, files) for job in jobs]:
+            future.result()
+
+
+def _read_file(
+    folder: Path,
+    file: str,
+    names: list[str],
+    targets: dict[str, Tensor],
+    files: dict[str, tuple[str, str]],
+) -> None:
+    if not names:
+        return
+    device = str(targets[names[0]].device)
+    # Inference mode is per thread, and the parameters are inference tensors.
+    with torch.inference_mode(), _open(folder, file, device) as handle:
+        for name in names:
+            target, stored_name = targets[name], files[name][1]
+            stored = handle.get_slice(stored_name)
+            if stored.get_dtype() not in FLOAT_DTYPES:
+                raise WeightsError(
+                    f"{folder / file}: {stored_name} is {stored.get_dtype()}, "
+                    f"only {', '.join(FLOAT_DTYPES)} are supported"
+                )
+            if list(stored.get_shape()) != list(target.shape):
+                raise WeightsError(
+                    f"{folder / file}: {stored_name} has shape {list(stored.get_shape())}, "
+                    f"the configuration says {list(target.shape)}"
+                )
+            try:
+                target.copy_(handle.get_tensor(stored_name))
+            except (SafetensorError, OSError) as err:
+                raise _damaged(folder / file, err) from err
+
+
+def _check_filled(targets: dict[str, Tensor], folder: Path) -> None:
+    """No NaN anywhere: neither left from birth nor read from the file. One read-back."""
+    names = list(targets)
+    is_nan = torch.stack([targets[name].sum(dtype=torch.float32).isnan() for name in names])
+    bad = [name for name, flag in zip(names, is_nan.tolist(), strict=True) if flag]
+    if bad:
+        raise WeightsError(f"{folder}: {_listing(bad)} holds values that are not numbers")
+
+
+def _after_load(model: CausalLM) -> None:
+    for module in model.modules():
+        hook = getattr(module, "after_load", None)
+        if hook is not None:
+            hook()
+
+
+def _listing(names: list[str]) -> str:
+    rest = len(names) - 1
+    return names[0] if not rest else f"{names[0]} and {rest} more"
