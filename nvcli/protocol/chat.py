@@ -1,0 +1,200 @@
+"""`POST /v1/chat/completions`: the request, checked without a model.
+
+A known field is implemented or refused by name; unknown ones are listed in `ignored_fields`. The
+server, `nvcli batch` and the bench read chat requests through here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nvcli.protocol.fields import Fields
+from nvcli.protocol.sampling import (
+    SAMPLING_FIELDS,
+    STRUCTURED_FIELDS,
+    check_sampling,
+    read_sampling,
+    read_token_limit,
+)
+from nvcli.protocol.thinking import THINKING_FIELDS, Thinking, read_thinking
+from nvcli.protocol.tools import TOOL_FIELDS, Tools, read_tools
+from nvcli.text import content_text, parse_messages
+from nvcli.types import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from nvcli.types import Message
+
+MAX_METADATA = 16
+
+# Accepted and without effect here.
+_ACCEPTED = (
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "prediction",
+    "request_id",
+    "rid",
+    "session_id",
+)
+# What a record of `nvcli batch` that is no OpenAI body may set: everything that changes the answer.
+GENERATION_FIELDS = (
+    *SAMPLING_FIELDS,
+    *STRUCTURED_FIELDS,
+    *THINKING_FIELDS,
+    *TOOL_FIELDS,
+    "response_format",
+    "continue_final_message",
+    "add_generation_prompt",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "priority",
+    "cache_salt",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What a chat request asks for. `sampling` holds only what the client set."""
+
+    messages: tuple[Message, ...]
+    model: str | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    thinking: Thinking = field(default_factory=Thinking)
+    template_variables: dict[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Tools = field(default_factory=Tools)
+    stream: bool = False
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    echo: bool = False
+    has_logprobs: bool = False
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str = "left"
+    priority: int = 0
+    cache_salt: str | None = None
+    store: bool = False
+    metadata: dict[str, str] = field(default_factory=dict)
+    ignored_fields: tuple[str, ...] = ()
+
+
+def parse_chat(
+    body: object, *, is_strict: bool = False, allow_template: bool = False
+) -> ChatRequest:
+    """Read a request body.
+
+    Args:
+        body: the decoded JSON.
+        is_strict: unknown fields are errors (`--strict-api`).
+        allow_template: a request may bring its own chat template.
+
+    Raises:
+        InvalidParameterError: a field has the wrong type or value, or contradicts another.
+        UnsupportedFieldError: a known field that this version does not have.
+        TemplateError: a message is malformed; the place is in the error.
+    """
+    fields = Fields(body)
+    model = fields.text("model")
+    raw_messages = fields.array("messages")
+    if not raw_messages:
+        fields.fail("messages", "must hold at least one message")
+    messages = tuple(parse_messages(raw_messages))
+    for i, message in enumerate(messages):
+        content_text(message, f"messages[{i}]")  # media parts are refused by place
+    sampling = read_sampling(fields)
+    limit = read_token_limit(fields)
+    if limit is not None:
+        sampling["max_tokens"] = limit
+    has_logprobs = _read_logprobs(fields, sampling)
+    thinking, variables = read_thinking(fields)
+    if thinking.budget is not None:
+        sampling["thinking_budget"] = thinking.budget
+    check_sampling(sampling)
+    tools = read_tools(fields)
+    _read_refused(fields)
+    options = fields.object("stream_options")
+    continues = fields.flag("continue_final_message") or False
+    adds_prompt = fields.flag("add_generation_prompt")
+    if continues and adds_prompt:
+        fields.fail("add_generation_prompt", "contradicts continue_final_message")
+    if continues and messages[-1].role != "assistant":
+        fields.fail("continue_final_message", "needs an assistant message at the end")
+    template = fields.text("chat_template")
+    if template is not None and not allow_template:
+        fields.refuse("chat_template", "a request may not bring its own template here")
+    fields.ignore(_ACCEPTED)
+    return ChatRequest(
+        messages=messages,
+        model=model,
+        sampling=sampling,
+        bad_words=fields.texts("bad_words") or (),
+        thinking=thinking,
+        template_variables=variables,
+        chat_template=template,
+        add_generation_prompt=adds_prompt is not False,
+        continue_final_message=continues,
+        tools=tools,
+        stream=fields.flag("stream") or False,
+        include_usage=bool(options and options.flag("include_usage")),
+        include_obfuscation=options.flag("include_obfuscation") if options else None,
+        echo=fields.flag("echo") or False,
+        has_logprobs=has_logprobs,
+        return_token_ids=fields.flag("return_token_ids") or False,
+        return_tokens_as_token_ids=fields.flag("return_tokens_as_token_ids") or False,
+        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 1),
+        truncation_side=fields.choice("truncation_side", ("left", "right")) or "left",
+        priority=fields.integer("priority", -(2**31), 2**31) or 0,
+        cache_salt=fields.text("cache_salt"),
+        store=fields.flag("store") or False,
+        metadata=read_metadata(fields),
+        ignored_fields=fields.unknown(is_strict=is_strict),
+    )
+
+
+def _read_logprobs(fields: Fields, sampling: dict[str, Any]) -> bool:
+    is_on = fields.flag("logprobs") or False
+    top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+    if top and not is_on:
+        fields.fail("top_logprobs", "needs logprobs: true")
+    if is_on:
+        sampling["logprobs"] = top or 0
+    return is_on
+
+
+def _read_refused(fields: Fields) -> None:
+    """Fields that ask for what a text model does not have."""
+    modalities = fields.texts("modalities")
+    if modalities is not None and modalities != ("text",):
+        fields.refuse("modalities", "only text is supported")
+    for name in ("audio", "web_search_options", "moderation"):
+        if fields.get(name) is not None:
+            fields.refuse(name, "is not supported; this model reads and writes text only")
+    if fields.get("documents") is not None:
+        fields.refuse("documents", "is not supported; put the documents into a message")
+    fields.choice("verbosity", ("low", "medium", "high"))
+    fields.choice("service_tier", ("auto", "default", "flex", "scale", "priority"))
+
+
+def read_metadata(fields: Fields) -> dict[str, str]:
+    """`metadata` within OpenAI's limits: 16 pairs, keys of 64 and values of 512 characters."""
+    given = fields.object("metadata")
+    if given is None:
+        return {}
+    if len(given.raw) > MAX_METADATA:
+        fields.fail("metadata", f"takes at most {MAX_METADATA} pairs, got {len(given.raw)}")
+    pairs: dict[str, str] = {}
+    for key in given.raw:
+        if len(key) > 64:
+            fields.fail("metadata", "takes keys of at most 64 characters")
+        value = given.text(key)
+        if value is not None and len(value) > 512:
+            fields.fail("metadata", "takes values of at most 512 characters")
+        pairs[key] = value or ""
+    return pairs

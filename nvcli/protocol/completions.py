@@ -1,0 +1,115 @@
+"""`POST /v1/completions`: the request, checked without a model; prompts are continued as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvcli.protocol.fields import Fields, is_integer
+from nvcli.protocol.sampling import check_sampling, read_sampling, read_token_limit
+from nvcli.types import MAX_LOGPROBS, MAX_N
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+MAX_PROMPTS = 2048
+
+_ACCEPTED = ("user", "request_id", "rid", "session_id", "add_special_tokens")
+
+TokenIds = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """What a completion request asks for, one prompt or several; `sampling` holds what was set."""
+
+    prompts: tuple[str | TokenIds, ...]
+    model: str | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    logprobs: int | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str = "left"
+    priority: int = 0
+    cache_salt: str | None = None
+    ignored_fields: tuple[str, ...] = ()
+
+
+def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequest:
+    """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
+    fields = Fields(body)
+    model = fields.text("model")
+    prompts = read_prompts(fields)
+    sampling = read_sampling(fields)
+    limit = read_token_limit(fields)
+    if limit is not None:
+        sampling["max_tokens"] = limit
+    stream = fields.flag("stream") or False
+    best_of = fields.integer("best_of", 1, MAX_N)
+    if best_of is not None:
+        if best_of < sampling.get("n", 1):
+            fields.fail("best_of", f"must be at least n ({sampling['n']})")
+        if stream and best_of > sampling.get("n", 1):
+            fields.fail("best_of", "cannot be streamed")
+        sampling["best_of"] = best_of
+    echo = fields.flag("echo") or False
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    if logprobs is not None:
+        sampling["logprobs"] = logprobs
+        if echo:
+            sampling.setdefault("prompt_logprobs", logprobs)
+    if limit == 0 and not echo:
+        fields.fail("max_tokens", "may be 0 only with echo")
+    check_sampling(sampling)
+    if fields.text("suffix"):
+        fields.refuse("suffix", "is not supported; this model fills in no middle")
+    options = fields.object("stream_options")
+    fields.ignore(_ACCEPTED)
+    return CompletionRequest(
+        prompts=prompts,
+        model=model,
+        sampling=sampling,
+        bad_words=fields.texts("bad_words") or (),
+        stream=stream,
+        include_usage=bool(options and options.flag("include_usage")),
+        echo=echo,
+        logprobs=logprobs,
+        return_token_ids=fields.flag("return_token_ids") or False,
+        return_tokens_as_token_ids=fields.flag("return_tokens_as_token_ids") or False,
+        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 1),
+        truncation_side=fields.choice("truncation_side", ("left", "right")) or "left",
+        priority=fields.integer("priority", -(2**31), 2**31) or 0,
+        cache_salt=fields.text("cache_salt"),
+        ignored_fields=fields.unknown(is_strict=is_strict),
+    )
+
+
+def read_prompts(fields: Fields) -> tuple[str | TokenIds, ...]:
+    """`prompt`: text, texts, token ids, or lists of token ids."""
+    value = fields.get("prompt")
+    if value is None:
+        fields.fail("prompt", "is missing")
+    if isinstance(value, str):
+        prompts: tuple[Any, ...] = (value,)
+    elif isinstance(value, list):
+        is_ids = bool(value) and all(is_integer(item) for item in value)
+        prompts = (tuple(value),) if is_ids else tuple(value)
+    else:
+        fields.fail("prompt", "must be text, a list of texts, token ids or lists of token ids")
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        fields.fail("prompt", f"must hold from 1 to {MAX_PROMPTS} prompts, got {len(prompts)}")
+    return tuple(_prompt(fields, item, i, len(prompts)) for i, item in enumerate(prompts))
+
+
+def _prompt(fields: Fields, value: Any, index: int, count: int) -> str | TokenIds:
+    name = "prompt" if count == 1 else f"prompt[{index}]"
+    if isinstance(value, list | tuple) and all(is_integer(item) for item in value):
+        value = tuple(value)
+    elif not isinstance(value, str):
+        fields.fail(name, "must be text or token ids")
+    if not value:
+        fields.fail(name, "is empty")
+    return value  # type: ignore[no-any-return]

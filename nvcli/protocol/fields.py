@@ -1,0 +1,192 @@
+"""Reading a JSON request field by field: every fault names the field, nothing known is dropped.
+
+`Fields` hands out the values of one object with their types checked and remembers which were asked
+for; what is left at the end is unknown to us. `null` counts as absent, as in OpenAI's API.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nvcli.errors import InvalidParameterError, UnsupportedParameterError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class UnsupportedFieldError(UnsupportedParameterError):
+    """A known request field, or a value of it, that this version refuses by name."""
+
+    code = "unsupported_field"
+
+
+class UnsupportedEndpointError(UsageError):
+    """A known endpoint that this version does not have."""
+
+    http_status = 404
+    code = "unsupported_endpoint"
+
+
+class Fields:
+    """The fields of one JSON object. Raises `InvalidParameterError` naming `place.field`."""
+
+    def __init__(self, body: object, place: str = "") -> None:
+        if not isinstance(body, dict):
+            what = place or "the request body"
+            raise InvalidParameterError(
+                f"{what} must be a JSON object, got {kind_of(body)}", param=place or None
+            )
+        self._body: Mapping[str, Any] = body
+        self._place = place
+        self._known: set[str] = set()
+
+    def name(self, field: str) -> str:
+        return f"{self._place}.{field}" if self._place else field
+
+    def fail(self, field: str, rule: str) -> NoReturn:
+        name = self.name(field)
+        raise InvalidParameterError(f"{name} {rule}", param=name)
+
+    def refuse(self, field: str, missing: str, hint: str | None = None) -> NoReturn:
+        """Refuse a field by name: `missing` says what is not there."""
+        name = self.name(field)
+        raise UnsupportedFieldError(f"{name}: {missing}", hint=hint, param=name)
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def get(self, field: str) -> Any:
+        """The raw value, None where it is absent or null."""
+        self._known.add(field)
+        return self._body.get(field)
+
+    def has(self, field: str) -> bool:
+        return self._body.get(field) is not None
+
+    def ignore(self, fields: Iterable[str]) -> None:
+        """Fields that are accepted and change nothing."""
+        self._known.update(fields)
+
+    def _typed(self, field: str, is_right: bool, value: object, kind: str) -> None:
+        if not is_right:
+            self.fail(field, f"must be {kind}, got {kind_of(value)}")
+
+    def text(self, field: str) -> str | None:
+        value = self.get(field)
+        if value is not None:
+            self._typed(field, isinstance(value, str), value, "text")
+        return value  # type: ignore[no-any-return]
+
+    def flag(self, field: str) -> bool | None:
+        value = self.get(field)
+        if value is not None:
+            self._typed(field, isinstance(value, bool), value, "true or false")
+        return value  # type: ignore[no-any-return]
+
+    def integer(self, field: str, low: int | None = None, high: int | None = None) -> int | None:
+        value = self.get(field)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        self._typed(field, is_integer(value), value, "a whole number")
+        if (low is not None and value < low) or (high is not None and value > high):
+            self.fail(field, f"must be {_range(low, high)}, got {_short(value)}")
+        return value  # type: ignore[no-any-return]
+
+    def number(
+        self, field: str, low: float | None = None, high: float | None = None
+    ) -> float | None:
+        value = self.get(field)
+        if value is None:
+            return None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        self._typed(field, is_number, value, "a number")
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
+        if not math.isfinite(value):
+            self.fail(field, "must be a finite number")
+        if (low is not None and value < low) or (high is not None and value > high):
+            self.fail(field, f"must be {_range(low, high)}, got {value:g}")
+        return value
+
+    def choice(self, field: str, choices: tuple[str, ...]) -> str | None:
+        value = self.text(field)
+        if value is not None and value not in choices:
+            self.fail(field, f"must be one of {', '.join(choices)}, got {_short(value)}")
+        return value
+
+    def array(self, field: str) -> list[Any] | None:
+        value = self.get(field)
+        if value is not None:
+            self._typed(field, isinstance(value, list), value, "a list")
+        return value  # type: ignore[no-any-return]
+
+    def object(self, field: str) -> Fields | None:
+        value = self.get(field)
+        return None if value is None else Fields(value, self.name(field))
+
+    def integers(self, field: str) -> tuple[int, ...] | None:
+        values = self.array(field)
+        if values is None:
+            return None
+        for i, value in enumerate(values):
+            self._typed(f"{field}[{i}]", is_integer(value), value, "a whole number")
+        return tuple(values)
+
+    def texts(self, field: str) -> tuple[str, ...] | None:
+        values = self.array(field)
+        if values is None:
+            return None
+        for i, value in enumerate(values):
+            self._typed(f"{field}[{i}]", isinstance(value, str), value, "text")
+        return tuple(values)
+
+    # --- the whole --------------------------------------------------------------------------------
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        return self._body
+
+    def unknown(self, *, is_strict: bool = False) -> tuple[str, ...]:
+        """Fields that nobody asked for. Raises `InvalidParameterError` when `is_strict`."""
+        left = tuple(name for name in self._body if name not in self._known)
+        if left and is_strict:
+            raise InvalidParameterError(
+                f"unknown field {self.name(_short(left[0]))}", param=left[0]
+            )
+        return left
+
+
+def is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "text"
+        case list():
+            return "a list"
+    return "an object"
+
+
+def _short(value: object) -> str:
+    is_huge = isinstance(value, int) and abs(value) > 10**40  # str() of thousands of digits raises
+    text = "a huge number" if is_huge else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"from {low:g} to {high:g}"
+    return f"at least {low:g}" if low is not None else f"at most {high:g}"

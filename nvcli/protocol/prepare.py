@@ -1,0 +1,161 @@
+"""From a checked request to what the engine takes: token ids and whether they are a chat.
+
+Only the tokenizer is needed, so `nvcli batch --dry-run` and token counting run this without an
+engine; `nvcli.protocol.engine_request` joins it with sampling parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nvcli.engine.engine import Request
+from nvcli.errors import ContextLengthError, InvalidParameterError
+
+if TYPE_CHECKING:
+    from nvcli.protocol.chat import ChatRequest
+    from nvcli.protocol.completions import CompletionRequest, TokenIds
+    from nvcli.text import Tokenizer
+    from nvcli.types import SamplingParams
+
+MAX_CHARACTERS_PER_TOKEN = 4096  # no Qwen3 token is nearly as long
+
+
+class SamplingSource(Protocol):
+    """What is needed of an `LLM` for sampling parameters."""
+
+    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedPrompt:
+    """One prompt of a request as token ids."""
+
+    token_ids: list[int]
+    is_chat: bool = False
+    parse_tools: bool = False
+    enable_thinking: bool = True
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_truncated_tokens: int = 0  # cut off because the request asked for it
+
+
+def prepare_chat(
+    request: ChatRequest,
+    tokenizer: Tokenizer,
+    *,
+    enable_thinking: bool = True,
+    max_model_len: int | None = None,
+) -> PreparedPrompt:
+    """Render and tokenize a conversation; the request's thinking switch wins over the default.
+
+    Raises `TemplateError` for messages the template cannot take, `ContextLengthError` for text so
+    long that it need not be tokenized.
+    """
+    if request.thinking.enabled is not None:
+        enable_thinking = request.thinking.enabled
+    text = tokenizer.render(
+        request.messages,
+        tools=request.tools.definitions if request.tools.is_active else None,
+        enable_thinking=enable_thinking,
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        chat_template=request.chat_template,
+        **request.template_variables,
+    )
+    is_cut = request.truncate_prompt_tokens is not None
+    token_ids = _encode(tokenizer, text, None if is_cut else max_model_len)
+    kept = _truncate(token_ids, request.truncate_prompt_tokens, request.truncation_side)
+    return PreparedPrompt(
+        token_ids=kept,
+        is_chat=True,
+        parse_tools=request.tools.is_active,
+        enable_thinking=enable_thinking,
+        bad_words=_bad_words(request.bad_words, tokenizer),
+        num_truncated_tokens=len(token_ids) - len(kept),
+    )
+
+
+def prepare_completion(
+    request: CompletionRequest, tokenizer: Tokenizer | None, *, max_model_len: int | None = None
+) -> list[PreparedPrompt]:
+    """Tokenize the prompts; token ids need no tokenizer. Raises `InvalidParameterError` for text
+    where there is none."""
+    words = _bad_words(request.bad_words, tokenizer)
+    prepared = []
+    for prompt in request.prompts:
+        token_ids = _prompt_ids(prompt, tokenizer, max_model_len)
+        kept = _truncate(token_ids, request.truncate_prompt_tokens, request.truncation_side)
+        cut = len(token_ids) - len(kept)
+        prepared.append(PreparedPrompt(token_ids=kept, bad_words=words, num_truncated_tokens=cut))
+    return prepared
+
+
+def engine_request(
+    llm: SamplingSource,
+    prompt: PreparedPrompt,
+    sampling: dict[str, Any],
+    *,
+    request_id: str,
+    is_streaming: bool,
+    priority: int = 0,
+    cache_salt: str | None = None,
+) -> Request:
+    """The engine's request. `sampling` lies over the checkpoint's defaults.
+
+    Raises `InvalidParameterError` for a value out of range.
+    """
+    params = llm.sampling(enable_thinking=prompt.enable_thinking, **sampling)
+    if prompt.bad_words:
+        params = params.replace(bad_words=(*params.bad_words, *prompt.bad_words))
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt.token_ids,
+        params=params,
+        is_chat=prompt.is_chat,
+        parse_tools=prompt.parse_tools,
+        is_streaming=is_streaming,
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+def _prompt_ids(
+    prompt: str | TokenIds, tokenizer: Tokenizer | None, max_model_len: int | None
+) -> list[int]:
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if tokenizer is None:
+        raise InvalidParameterError(
+            "the model has no tokenizer", hint="Give the prompt as token ids.", param="prompt"
+        )
+    return _encode(tokenizer, prompt, max_model_len)
+
+
+def _encode(tokenizer: Tokenizer, text: str, max_model_len: int | None) -> list[int]:
+    if max_model_len is not None and len(text) > max_model_len * MAX_CHARACTERS_PER_TOKEN:
+        raise ContextLengthError(
+            f"the prompt has {len(text):,} characters, the context holds {max_model_len:,} tokens",
+            hint="Shorten the prompt.",
+            param="prompt",
+        )
+    return tokenizer.encode(text)
+
+
+def _truncate(token_ids: list[int], limit: int | None, side: str) -> list[int]:
+    if limit is None or len(token_ids) <= limit:
+        return token_ids
+    return token_ids[-limit:] if side == "left" else token_ids[:limit]
+
+
+def _bad_words(words: tuple[str, ...], tokenizer: Tokenizer | None) -> tuple[tuple[int, ...], ...]:
+    """The token sequences of each word, at the start of a text and after a blank."""
+    if not words:
+        return ()
+    if tokenizer is None:
+        raise InvalidParameterError("bad_words need a tokenizer", param="bad_words")
+    if not all(words):
+        raise InvalidParameterError("bad_words must hold no empty string", param="bad_words")
+    spellings = itertools.chain.from_iterable((word, f" {word.lstrip()}") for word in words)
+    sequences = [tuple(tokenizer.encode(word, parse_special=False)) for word in spellings]
+    return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))

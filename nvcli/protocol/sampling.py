@@ -1,0 +1,139 @@
+"""The sampling fields that every endpoint shares, read from JSON into `SamplingParams` names.
+
+Only what the client gave is returned: the caller lays it over flags, the checkpoint's
+generation_config and Qwen3's values (`LLM.sampling`). Ranges are those of `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nvcli.errors import InvalidParameterError
+from nvcli.types import MAX_N, SamplingParams
+
+if TYPE_CHECKING:
+    from nvcli.protocol.fields import Fields
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 4096
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+_INTEGERS = ("top_k", "min_tokens", "seed", "prompt_logprobs")
+_FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")
+_ID_LISTS = ("stop_token_ids", "allowed_token_ids")
+
+SAMPLING_FIELDS = (
+    *_NUMBERS,
+    *_INTEGERS,
+    *_FLAGS,
+    *_ID_LISTS,
+    "n",
+    "stop",
+    "logit_bias",
+    "bad_words",
+    "max_tokens",
+    "max_completion_tokens",
+    "logprobs",
+    "top_logprobs",
+)
+
+# Known fields whose feature comes with the grammar; the value is what is missing.
+_GRAMMAR = "structured output is not supported yet"
+STRUCTURED_FIELDS = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+_LATER = ("logprob_token_ids", "stream_interval", "repetition_detection")
+
+
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """The `SamplingParams` fields a request sets, without token limits and logprobs.
+
+    Raises `InvalidParameterError` for a wrong type; ranges are checked by `check_sampling`.
+    """
+    values: dict[str, Any] = {}
+    for name in _NUMBERS:
+        values[name] = fields.number(name)
+    for name in _INTEGERS:
+        values[name] = fields.integer(name)
+    for name in _FLAGS:
+        values[name] = fields.flag(name)
+    for name in _ID_LISTS:
+        values[name] = fields.integers(name)
+    values["n"] = fields.integer("n", 1, MAX_N)
+    values["stop"] = _stops(fields)
+    values["logit_bias"] = _logit_bias(fields)
+    refuse_later(fields)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def read_token_limit(fields: Fields) -> int | None:
+    """`max_completion_tokens`, or the older `max_tokens`; both and different is a contradiction."""
+    new, old = fields.integer("max_completion_tokens", 0), fields.integer("max_tokens", 0)
+    if new is not None and old is not None and new != old:
+        fields.fail("max_completion_tokens", f"({new}) contradicts max_tokens ({old})")
+    return old if new is None else new
+
+
+def check_sampling(values: dict[str, Any]) -> None:
+    """Raises `InvalidParameterError` for a value out of range or one that contradicts another."""
+    SamplingParams(**values)
+
+
+def refuse_later(fields: Fields) -> None:
+    """Refuse by name what the grammar or a later version brings."""
+    for name in STRUCTURED_FIELDS:
+        if fields.get(name) is not None:
+            fields.refuse(name, _GRAMMAR)
+    for name in _LATER:
+        if fields.get(name) is not None:
+            fields.refuse(name, "is not supported")
+    response_format = fields.object("response_format")
+    if response_format is None:
+        return
+    kind = response_format.text("type")
+    if kind in ("json_object", "json_schema", "structural_tag"):
+        fields.refuse("response_format", f"{kind} is not supported yet; {_GRAMMAR}")
+    if kind != "text":
+        response_format.fail("type", "must be one of text, json_object, json_schema")
+
+
+def _stops(fields: Fields) -> tuple[str, ...] | None:
+    value = fields.get("stop")
+    if value is None:
+        return None
+    stops = (value,) if isinstance(value, str) else fields.texts("stop")
+    assert stops is not None, "the field is there"
+    if len(stops) > MAX_STOPS:
+        fields.fail("stop", f"takes at most {MAX_STOPS} strings, got {len(stops)}")
+    if any(stop == "" for stop in stops):
+        fields.fail("stop", "must hold no empty string")
+    if sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+        fields.fail("stop", f"takes at most {MAX_STOP_CHARACTERS:,} characters in all")
+    return stops
+
+
+def _logit_bias(fields: Fields) -> dict[int, float] | None:
+    biases = fields.object("logit_bias")
+    if biases is None:
+        return None
+    values: dict[int, float] = {}
+    for key in biases.raw:
+        if not (key.isascii() and key.isdecimal()) or len(key) > 10:
+            raise InvalidParameterError(
+                f"logit_bias keys must be token ids, got {key[:40]!r}", param="logit_bias"
+            )
+        bias = biases.number(key, -100, 100)
+        if bias is not None:
+            values[int(key)] = bias
+    return values
