@@ -240,8 +240,8 @@ def _loads(text: str) -> tuple[Any, bool]:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        # Integers stay text: their value is not needed, and Python limits how long they may be.
-        return json.loads(text, parse_int=str, parse_constant=refuse), True
+        # Python limits how long an integer may be, and its value is not needed.
+        return json.loads(text, parse_int=lambda _: 0, parse_constant=refuse), True
     except (ValueError, RecursionError):
         return None, False
 

@@ -1,0 +1,716 @@
+"""The output router: each transcript gives the same channels however its text is cut into tokens.
+
+A transcript is a list of texts and tags. `Pieces` is a vocabulary made for it: every tag is one
+token, and the text between is cut wherever the test says, within a character too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvcli.errors import RequestError
+from nvcli.text import OutputRouter, RouterDelta, RouterState, Tokenizer, start_state
+from nvcli.types import FinishReason, ToolCall, fold_tool_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>")
+THINK, END_THINK, CALL, END_CALL, TURN, END_TURN = range(len(TAGS))
+LENGTH, STOP, TOOL_CALLS = FinishReason.LENGTH, FinishReason.STOP, FinishReason.TOOL_CALLS
+
+
+class Pieces:
+    """A vocabulary that grows: the tags, then every piece of text that a test needs."""
+
+    def __init__(self) -> None:
+        self.bytes = [tag.encode() for tag in TAGS]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if not 0 <= token_id < len(self.bytes):
+            raise RequestError(f"token id {token_id} is outside the tokenizer")
+        return self.bytes[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in (TURN, END_TURN)
+
+    def id_of(self, token: str) -> int | None:
+        return TAGS.index(token) if token in TAGS else None
+
+    def encode(self, text: str) -> list[int]:
+        return self.cut(text, [])
+
+    def cut(self, text: str, places: Sequence[int]) -> list[int]:
+        """Ids for text and tags; `places` are offsets, in bytes of each text, to cut at."""
+        ids = []
+        for part in split_tags(text):
+            if part in TAGS:
+                ids.append(TAGS.index(part))
+                continue
+            data = part.encode()
+            edges = sorted({0, len(data), *(p for p in places if p < len(data))})
+            for start, end in pairwise(edges):
+                ids.append(len(self.bytes))
+                self.bytes.append(data[start:end])
+        return ids
+
+
+def split_tags(text: str) -> list[str]:
+    parts = [text]
+    for tag in TAGS:
+        parts = [
+            piece
+            for part in parts
+            for i, half in enumerate([part] if part in TAGS else part.split(tag))
+            for piece in ([tag, half] if i else [half])
+            if piece
+        ]
+    return parts
+
+
+@dataclass
+class Result:
+    text: str
+    reasoning: str | None
+    calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason | None
+    stop: str | None
+    deltas: list[RouterDelta]
+    router: OutputRouter
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        return [(call.name, call.arguments) for call in self.calls]
+
+    @property
+    def channels(self) -> tuple[object, ...]:
+        return self.text, self.reasoning, self.named, self.finish_reason, self.stop
+
+
+def run(
+    text: str,
+    places: Sequence[int] = (),
+    *,
+    prompt: str = "<|im_start|>assistant\n",
+    reason: FinishReason = STOP,
+    **options: Any,
+) -> Result:
+    vocabulary = Pieces()
+    options = {"parse_tools": True, **options}
+    router = OutputRouter(vocabulary, vocabulary.encode(prompt), **options)
+    deltas = [router.feed(token_id) for token_id in vocabulary.cut(text, places)]
+    deltas.append(router.finish(reason))
+    reasoning = [delta.reasoning for delta in deltas if delta.reasoning is not None]
+    stops = [delta.stop for delta in deltas if delta.stop is not None]
+    assert len(stops) <= 1
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    return Result(
+        "".join(delta.text for delta in deltas),
+        "".join(reasoning) if reasoning else None,
+        fold_tool_calls([call for delta in deltas for call in delta.tool_calls]),
+        deltas[-1].finish_reason,
+        stops[0] if stops else None,
+        deltas,
+        router,
+    )
+
+
+def call(name: str = "f", arguments: str = '{"a": 1}') -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+# --- transcripts: text, what comes out -----------------------------------------------------------
+
+PLAIN = "<|im_start|>assistant\n"
+NO_THINK = PLAIN + "<think>\n\n</think>\n\n"
+OPEN_THINK = PLAIN + "<think>\n"
+
+TRANSCRIPTS: dict[str, tuple[str, str, str, str | None, list[tuple[str, str]], FinishReason]] = {
+    # name: (prompt, output, text, reasoning, calls, finish reason)
+    "content": (PLAIN, "Hi 世界 🚀\n", "Hi 世界 🚀\n", None, [], STOP),
+    "thinking": (PLAIN, "<think>\nhm\n\nso\n</think>\n\nHi", "Hi", "hm\n\nso", [], STOP),
+    "thinking opened by the prompt": (OPEN_THINK, "hm\n</think>\n\nHi", "Hi", "hm", [], STOP),
+    "thinking switched off": (NO_THINK, "\nHi</think>", "\nHi</think>", None, [], STOP),
+    "empty think block": (PLAIN, "<think>\n\n</think>\n\nHi", "Hi", None, [], STOP),
+    "think block only": (PLAIN, "<think>\nhm\n</think>\n\n", "", "hm", [], STOP),
+    "second think is text": (
+        PLAIN,
+        "<think>a</think>b<think>c</think>d",
+        "b<think>c</think>d",
+        "a",
+        [],
+        STOP,
+    ),
+    "late think is text": (PLAIN, "b<think>c</think>", "b<think>c</think>", None, [], STOP),
+    "think inside thinking": (OPEN_THINK, "a<think>b</think>c", "c", "a<think>b", [], STOP),
+    "one call": (PLAIN, call(), "", None, [("f", '{"a": 1}')], TOOL_CALLS),
+    "text and call": (
+        PLAIN,
+        "Let me.\n" + call(),
+        "Let me.",
+        None,
+        [("f", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "thinking and call": (
+        PLAIN,
+        "<think>\nhm\n</think>\n\n" + call(),
+        "",
+        "hm",
+        [("f", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "call while thinking (T14)": (
+        OPEN_THINK,
+        "hm\n" + call(),
+        "",
+        "hm",
+        [("f", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "several calls": (
+        PLAIN,
+        call("f") + "\n" + call("g", "{}") + "\n" + call("h", '{"x": [{}]}'),
+        "",
+        None,
+        [("f", '{"a": 1}'), ("g", "{}"), ("h", '{"x": [{}]}')],
+        TOOL_CALLS,
+    ),
+    "text after the call": (
+        PLAIN,
+        call() + "\nDone.\n",
+        "Done.\n",
+        None,
+        [("f", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "text around the call": (
+        PLAIN,
+        "A\n" + call() + "\nB",
+        "A\nB",
+        None,
+        [("f", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "Chinese arguments (T1)": (
+        PLAIN,
+        call("查", '{"城市": "北京 🚀", "e": "\\u00e9"}'),
+        "",
+        None,
+        [("查", '{"城市": "北京 🚀", "e": "\\u00e9"}')],
+        TOOL_CALLS,
+    ),
+    "no arguments (T3)": (
+        PLAIN,
+        '<tool_call>{"name": "f"}</tool_call>',
+        "",
+        None,
+        [("f", "{}")],
+        TOOL_CALLS,
+    ),
+    "empty arguments (T3)": (PLAIN, call("f", "{}"), "", None, [("f", "{}")], TOOL_CALLS),
+    "null arguments": (PLAIN, call("f", "null"), "", None, [("f", "{}")], TOOL_CALLS),
+    "blank string arguments": (PLAIN, call("f", '""'), "", None, [("f", "{}")], TOOL_CALLS),
+    "arguments first": (
+        PLAIN,
+        '<tool_call>{"arguments": {"name": "no"}, "name": "f"}</tool_call>',
+        "",
+        None,
+        [("f", '{"name": "no"}')],
+        TOOL_CALLS,
+    ),
+    "string arguments": (
+        PLAIN,
+        call("f", json.dumps('{"a": "é\\n"}')),
+        "",
+        None,
+        [("f", '{"a": "é\\n"}')],
+        TOOL_CALLS,
+    ),
+    "other keys": (
+        PLAIN,
+        '<tool_call>{"id": 7, "x": [{"name": 1}], "name": "f", "y": null, "arguments": {}, '
+        '"z": "}"}'
+        "</tool_call>",
+        "",
+        None,
+        [("f", "{}")],
+        TOOL_CALLS,
+    ),
+    "tags in a string": (
+        PLAIN,
+        call("f", '{"a": "x</tool_call>y<tool_call>z<think>", "b": "\\"}</tool_call>{"}'),
+        "",
+        None,
+        [("f", '{"a": "x</tool_call>y<tool_call>z<think>", "b": "\\"}</tool_call>{"}')],
+        TOOL_CALLS,
+    ),
+    "raw newline in a string": (
+        PLAIN,
+        call("f", '{"code": "a\n\tb"}'),
+        "",
+        None,
+        [("f", '{"code": "a\\n\\tb"}')],
+        TOOL_CALLS,
+    ),
+    "layout is kept": (
+        PLAIN,
+        call("f", '{\n  "a" :1.50e3,\n "b":[ true ]}'),
+        "",
+        None,
+        [("f", '{\n  "a" :1.50e3,\n "b":[ true ]}')],
+        TOOL_CALLS,
+    ),
+    "last brace forgotten": (
+        PLAIN,
+        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>',
+        "",
+        None,
+        [("f", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "one brace too many": (
+        PLAIN,
+        call("f", '{"a": 1}}'),
+        "",
+        None,
+        [("f", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "end tag forgotten": (
+        PLAIN,
+        '<tool_call>{"name": "f", "arguments": {}}',
+        "",
+        None,
+        [("f", "{}")],
+        TOOL_CALLS,
+    ),
+    "end tag forgotten between": (
+        PLAIN,
+        '<tool_call>{"name": "f", "arguments": {}}\n' + call("g"),
+        "",
+        None,
+        [("f", "{}"), ("g", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "no JSON": (
+        PLAIN,
+        "<tool_call>\nfoo\n</tool_call>",
+        "<tool_call>\nfoo\n</tool_call>",
+        None,
+        [],
+        STOP,
+    ),
+    "empty call": (PLAIN, "<tool_call></tool_call>", "<tool_call></tool_call>", None, [], STOP),
+    "call without a name": (
+        PLAIN,
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        None,
+        [],
+        STOP,
+    ),
+    "name that is no text": (
+        PLAIN,
+        '<tool_call>{"name": 3}</tool_call>',
+        '<tool_call>{"name": 3}</tool_call>',
+        None,
+        [],
+        STOP,
+    ),
+    "malformed, then a call": (
+        PLAIN,
+        "<tool_call>foo</tool_call>\n" + call(),
+        "<tool_call>foo</tool_call>",
+        None,
+        [("f", '{"a": 1}')],
+        TOOL_CALLS,
+    ),
+    "only an end tag": (PLAIN, "a</tool_call>b", "a</tool_call>b", None, [], STOP),
+    "malformed after the name": (
+        PLAIN,
+        call("f", '{"a": tru}'),
+        call("f", '{"a": tru}'),
+        None,
+        [("f", '{"a": tru}')],
+        STOP,
+    ),
+    "arguments that are a list": (
+        PLAIN,
+        call("f", "[1]"),
+        call("f", "[1]"),
+        None,
+        [("f", "")],
+        STOP,
+    ),
+    "NaN": (
+        PLAIN,
+        call("f", '{"a": NaN}'),
+        call("f", '{"a": NaN}'),
+        None,
+        [("f", '{"a": NaN}')],
+        STOP,
+    ),
+    "long number": (
+        PLAIN,
+        call("f", '{"a": ' + "9" * 5000 + "}"),
+        "",
+        None,
+        [("f", '{"a": ' + "9" * 5000 + "}")],
+        TOOL_CALLS,
+    ),
+    "cut while thinking (R5)": (PLAIN, "<think>\nhm\n", "", "hm", [], LENGTH),
+    "cut in a call (T8)": (
+        PLAIN,
+        '<tool_call>{"name": "f", "arguments": {"a": "x',
+        "",
+        None,
+        [("f", '{"a": "x')],
+        LENGTH,
+    ),
+    "cut before the name": (PLAIN, 'Hi\n<tool_call>{"na', "Hi", None, [], LENGTH),
+    "cut after a call": (PLAIN, call() + "\nDo", "Do", None, [("f", '{"a": 1}')], LENGTH),
+    "special tokens are hidden": (PLAIN, "a<|im_end|>b", "ab", None, [], STOP),
+}
+
+
+@pytest.mark.parametrize("name", TRANSCRIPTS)
+def test_transcripts_at_every_split_point(name: str) -> None:
+    prompt, output, text, reasoning, calls, finish = TRANSCRIPTS[name]
+    reason = LENGTH if finish is LENGTH else STOP
+    expected = (text, reasoning, calls, finish, None)
+    size = len(output.encode())
+    step = max(1, size // 200)
+    for places in ([], *([place] for place in range(1, size, step)), range(size)):
+        assert run(output, places, prompt=prompt, reason=reason).channels == expected
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    name=st.sampled_from(sorted(set(TRANSCRIPTS) - {"long number"})),
+    places=st.lists(st.integers(0, 120), max_size=12),
+)
+def test_transcripts_at_several_split_points(name: str, places: list[int]) -> None:
+    prompt, output, text, reasoning, calls, finish = TRANSCRIPTS[name]
+    reason = LENGTH if finish is LENGTH else STOP
+    result = run(output, places, prompt=prompt, reason=reason)
+    assert result.channels == (text, reasoning, calls, finish, None)
+
+
+PARTS = st.sampled_from(
+    [
+        *TAGS,
+        call(),
+        call("查", '{"é": "}"}'),
+        '{"name": "f", "arguments": ',
+        '{"a": "',
+        '"}',
+        "}",
+        "\n",
+        "\n\n",
+        "text",
+        "世🚀",
+        '\\"',
+        "STOP",
+        "ST",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(
+    parts=st.lists(PARTS, max_size=14),
+    places=st.lists(st.integers(0, 60), max_size=8),
+    prompt=st.sampled_from([PLAIN, NO_THINK, OPEN_THINK]),
+    reason=st.sampled_from([STOP, LENGTH, FinishReason.ABORT]),
+    stop=st.sampled_from([(), ("STOP",), ("STOP", "\n\n", "TO")]),
+    parse_tools=st.booleans(),
+)
+def test_any_output_is_the_same_at_any_split(
+    parts: list[str],
+    places: list[int],
+    prompt: str,
+    reason: FinishReason,
+    stop: tuple[str, ...],
+    parse_tools: bool,
+) -> None:
+    output = "".join(parts)
+    options: dict[str, Any] = {"stop": stop, "parse_tools": parse_tools}
+    whole = run(output, prompt=prompt, reason=reason, **options)
+    pieces = run(output, places, prompt=prompt, reason=reason, **options)
+    # A stop string cuts the stream at the token that completes it; calls after it in the same
+    # token do not exist, so both agree on everything.
+    assert pieces.channels == whole.channels
+    check_invariants(pieces)
+    if not parse_tools:
+        assert pieces.calls == ()
+
+
+def check_invariants(result: Result) -> None:
+    assert [call.index for call in result.calls] == list(range(len(result.calls)))
+    ids = [call.id for call in result.calls]
+    assert len(set(ids)) == len(ids)
+    for call_id in ids:
+        assert call_id.startswith("call_")
+        assert len(call_id) == len("call_") + 24
+    if result.finish_reason is TOOL_CALLS:
+        assert result.calls
+        for item in result.calls:
+            assert isinstance(json.loads(item.arguments), dict)
+    seen: set[int] = set()
+    for delta in result.deltas:
+        assert delta.reasoning != ""
+        for item in delta.tool_calls:
+            if item.index in seen:
+                assert item.id == ""
+                assert item.name == ""
+                assert item.arguments != ""
+            else:
+                assert item.id
+                assert item.name
+                assert item.arguments == ""
+                seen.add(item.index)
+
+
+# --- streaming -----------------------------------------------------------------------------------
+
+
+def test_a_call_streams_its_name_and_then_its_raw_arguments() -> None:
+    output = '<tool_call>\n{"name": "f", "arguments": {"a": "b"}}\n</tool_call>'
+    result = run(output, range(200))
+    deltas = [item for delta in result.deltas for item in delta.tool_calls]
+    assert deltas[0].name == "f"
+    assert deltas[0].arguments == ""
+    assert [item.arguments for item in deltas[1:]] == list('{"a": "b"}')
+    first = next(i for i, delta in enumerate(result.deltas) if delta.tool_calls)
+    # The name goes out with the quote that ends it: token 0 is the tag, then one byte each.
+    assert first == len('\n{"name": "f"')
+
+
+def test_two_calls_in_one_go_are_two_calls() -> None:
+    """T5: both are complete; each has its own id."""
+    result = run(call("f") + call("g"))
+    assert result.named == [("f", '{"a": 1}'), ("g", '{"a": 1}')]
+    check_invariants(result)
+
+
+def test_reasoning_and_content_come_at_once_without_newlines() -> None:
+    result = run("<think>\n\na\n\nb\n</think>\n\nc", range(100))
+    shown = [(d.reasoning, d.text) for d in result.deltas if d]
+    assert shown[:-1] == [("a", ""), ("\n\nb", ""), (None, "c")]
+
+
+def test_without_tools_newlines_are_not_held() -> None:
+    deltas = run("a\nb", range(10), parse_tools=False).deltas
+    assert [delta.text for delta in deltas] == ["a", "\n", "b", ""]
+    deltas = run("a\nb", range(10), parse_tools=True).deltas
+    assert [delta.text for delta in deltas] == ["a", "", "\nb", ""]
+
+
+def test_a_character_cut_by_a_tag_or_the_end() -> None:
+    vocabulary = Pieces()
+    vocabulary.bytes.append("🚀".encode()[:2])
+    half = len(vocabulary.bytes) - 1
+    router = OutputRouter(vocabulary, parse_tools=True)
+    assert router.feed(half).text == ""
+    assert router.feed(CALL).text == "\ufffd"
+    router = OutputRouter(vocabulary)
+    router.feed(half)
+    assert router.finish(LENGTH) == RouterDelta("\ufffd", finish_reason=LENGTH)
+
+
+def test_an_unknown_id_ends_only_that_request() -> None:
+    router = OutputRouter(Pieces())
+    for bad in (-1, 999, 2**31):
+        with pytest.raises(RequestError):
+            router.feed(bad)
+    assert router.num_tokens == 0
+    assert router.state is RouterState.UNDECIDED
+
+
+# --- stop strings --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_stop_strings_cut_the_content(include: bool) -> None:
+    output = "<think>\nDEFGHIJ</think>\n\nABC DEFGHIJ KL"
+    for place in range(40):
+        result = run(output, [place], stop=["DEFGHIJ"], include_stop_str_in_output=include)
+        assert result.text == ("ABC DEFGHIJ" if include else "ABC ")
+        assert result.reasoning == "DEFGHIJ"  # R6: reasoning is not searched
+        assert result.stop == result.router.stop == "DEFGHIJ"
+        assert result.finish_reason is STOP
+
+
+def test_a_stop_of_newlines_does_not_match_the_markup() -> None:
+    result = run("<think>\na\n\nb\n</think>\n\nAnswer\n\nmore", stop=["\n\n"])
+    assert (result.text, result.reasoning, result.stop) == ("Answer", "a\n\nb", "\n\n")
+
+
+def test_tool_arguments_are_not_searched() -> None:
+    result = run(call("f", '{"a": "STOP"}'), stop=["STOP"])
+    assert result.named == [("f", '{"a": "STOP"}')]
+    assert result.stop is None
+
+
+def test_a_held_prefix_is_released_before_a_call_and_at_the_end() -> None:
+    assert run("ab ST" + call(), stop=["STOP"]).text == "ab ST"
+    assert run("ab STO", range(9), stop=["STOP"]).text == "ab STO"
+
+
+def test_a_stop_after_a_call_keeps_the_call() -> None:
+    result = run(call() + "\nDone STOP", stop=["STOP"])
+    assert result.text == "Done "
+    assert result.finish_reason is TOOL_CALLS
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    result = run("abab", range(9), stop=["b"], min_tokens=3)
+    assert result.text == "aba"
+    assert result.router.num_tokens == 4
+
+
+def test_nothing_follows_a_stop() -> None:
+    vocabulary = Pieces()
+    router = OutputRouter(vocabulary, stop=["b"])
+    first, second = vocabulary.encode("abc")[0], vocabulary.encode("d")[0]
+    assert router.feed(first) == RouterDelta("a", stop="b")
+    assert router.feed(second) == RouterDelta()
+    assert router.finish() == RouterDelta(finish_reason=STOP)
+
+
+# --- state and counts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "state"),
+    [
+        (PLAIN, RouterState.UNDECIDED),
+        (NO_THINK, RouterState.CONTENT),
+        (OPEN_THINK, RouterState.REASONING),
+        (PLAIN + "Once upon", RouterState.CONTENT),
+        (NO_THINK + "Once upon" * 50, RouterState.CONTENT),
+        (PLAIN + "x" * 500, RouterState.CONTENT),
+        ("<|im_start|>user\n<think><|im_end|>\n" + PLAIN, RouterState.UNDECIDED),
+        ("<|im_start|>user\n<think><|im_end|>\n", RouterState.CONTENT),
+        ("<|im_start|>user\nq", RouterState.CONTENT),
+        ("", RouterState.UNDECIDED),
+    ],
+)
+def test_the_start_is_read_from_the_prompt(prompt: str, state: RouterState) -> None:
+    vocabulary = Pieces()
+    for places in ([], range(len(prompt))):
+        assert start_state(vocabulary, vocabulary.cut(prompt, places)) is state
+
+
+def test_the_start_with_rendered_prompts(any_tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "what is <think>?"}]
+
+    def start(**options: Any) -> RouterState:
+        return start_state(any_tokenizer, any_tokenizer.encode_chat(messages, **options))
+
+    assert start() is RouterState.UNDECIDED
+    assert start(enable_thinking=False) is RouterState.CONTENT
+    messages.append({"role": "assistant", "content": "It is"})
+    assert start(continue_final_message=True) is RouterState.CONTENT
+
+
+def test_raw_completions_are_all_content() -> None:
+    output = "<think>\na</think>\n\n" + call()
+    result = run(output, parse_reasoning=False, parse_tools=False)
+    assert result.text == output
+    assert result.reasoning is None
+    assert result.calls == ()
+
+
+def test_tags_are_text_without_tools_and_spelled_tags_always() -> None:
+    assert run("a" + call(), parse_tools=False).text == "a" + call()
+    vocabulary = Pieces()
+    router = OutputRouter(vocabulary, parse_tools=True)
+    shown = ""
+    for text in ("<thi", "nk>a</th", "ink><tool", "_call>"):
+        shown += router.feed(vocabulary.encode(text)[0]).text
+    assert shown == "<think>a</think><tool_call>"
+    assert router.state is RouterState.CONTENT
+
+
+def test_reasoning_tokens_are_those_between_the_tags() -> None:
+    result = run("<think>\nab\n</think>\n\nc", range(30))
+    assert result.router.num_reasoning_tokens == len("\nab\n")
+    assert result.router.num_tokens == len("\nab\n") + len("\n\nc") + 2
+    assert run("hi").router.num_reasoning_tokens == 0
+
+
+def test_in_reasoning_and_the_forced_close(any_tokenizer: Tokenizer) -> None:
+    prompt = any_tokenizer.encode_chat([{"role": "user", "content": "q"}])
+    router = OutputRouter(any_tokenizer, prompt)
+    assert not router.in_reasoning
+    for token_id in any_tokenizer.encode("<think>\nhm"):
+        router.feed(token_id)
+    assert router.in_reasoning
+    close = router.think_close_token_ids
+    assert any_tokenizer.decode(close) == "</think>\n\n"
+    assert close[0] == any_tokenizer.end_think_id
+    assert [router.feed(token_id) for token_id in close] == [RouterDelta()] * len(close)
+    assert not router.in_reasoning
+    text = "".join(router.feed(token_id).text for token_id in any_tokenizer.encode("Hi"))
+    assert text + router.finish().text == "Hi"
+
+
+def test_a_real_transcript(any_tokenizer: Tokenizer) -> None:
+    output = "<think>\n想一想 🚀\n</think>\n\nOne moment.\n" + call("查", '{"城市": "北京"}')
+    prompt = any_tokenizer.encode_chat([{"role": "user", "content": "q"}])
+    router = OutputRouter(any_tokenizer, prompt, parse_tools=True)
+    deltas = [router.feed(token_id) for token_id in any_tokenizer.encode(output + "<|im_end|>")]
+    deltas.append(router.finish())
+    assert "".join(delta.text for delta in deltas) == "One moment."
+    assert "".join(delta.reasoning or "" for delta in deltas) == "想一想 🚀"
+    calls = fold_tool_calls([item for delta in deltas for item in delta.tool_calls])
+    assert [(item.name, item.arguments) for item in calls] == [("查", '{"城市": "北京"}')]
+    assert deltas[-1].finish_reason is TOOL_CALLS
+
+
+def test_a_vocabulary_without_the_tags_has_content_only() -> None:
+    class Bare(Pieces):
+        def id_of(self, token: str) -> int | None:
+            return None
+
+    vocabulary = Bare()
+    router = OutputRouter(vocabulary, parse_tools=True)
+    assert router.state is RouterState.CONTENT
+    assert router.think_close_token_ids == ()
+    assert "".join(router.feed(i).text for i in vocabulary.cut("a<think>b", [])) == "a<think>b"
+
+
+@settings(deadline=None)
+@given(
+    value=st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(st.characters(exclude_categories=["Cs"])),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.text('ab世"\\', max_size=3), inner, max_size=3)
+        ),
+        max_leaves=8,
+    ),
+    ascii_only=st.booleans(),
+    indent=st.none() | st.integers(0, 3),
+    places=st.lists(st.integers(0, 200), max_size=6),
+)
+def test_any_json_arguments_pass_unchanged(
+    value: object, ascii_only: bool, indent: int | None, places: list[int]
+) -> None:
+    arguments = json.dumps({"v": value}, ensure_ascii=ascii_only, indent=indent)
+    result = run(call("f", arguments), places)
+    assert result.named == [("f", arguments)]
+    assert result.finish_reason is TOOL_CALLS
