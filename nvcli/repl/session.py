@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nvcli.errors import InvalidParameterError, UsageError
+from nvcli.errors import InvalidParameterError, NvcliError, UsageError
 from nvcli.repl.screen import repair
 from nvcli.types import FinishReason, Message, RequestOutput, SamplingParams, fold_outputs
 
@@ -142,12 +142,16 @@ class Session:
         deltas: list[RequestOutput] = []
         stream = self.llm.stream(prompt, params, enable_thinking=self.think)
         self.turns.append(turn)
-        turn.is_interrupted = True  # until the last delta says otherwise
+        turn.is_interrupted = True  # until the stream has ended
         try:
             for delta in stream:
                 deltas.append(delta)
                 yield delta
             turn.is_interrupted = False
+        except NvcliError:
+            if not deltas:
+                self.turns.pop()
+            raise
         finally:
             if deltas:
                 turn.output = fold_outputs(deltas)
@@ -156,10 +160,19 @@ class Session:
                 close()
 
     def retry(self, **overrides: Any) -> Iterator[RequestOutput]:
-        """Ask the last question again. Raises `UsageError` when there is none."""
+        """Ask the last question again; the old answer comes back if the new one never starts.
+
+        Raises `UsageError` when there is none.
+        """
         if not self.turns:
             raise UsageError("there is nothing to retry")
-        return self.turn(self.turns.pop().user, **overrides)
+        old = self.turns.pop()
+        position = len(self.turns)
+        try:
+            yield from self.turn(old.user, **overrides)
+        finally:
+            if not self.turns[position:] or self.turns[position].output is None:
+                self.turns[position:] = [old]
 
     def undo(self, count: int = 1) -> list[Turn]:
         """Take the last `count` turns back; returns them. Raises `UsageError` for too many."""

@@ -1,0 +1,47 @@
+"""The whole command with a scripted model, to be driven from outside: in a pipe or in tmux.
+
+    python -m tests.repl.fake_chat SCRIPT chat ...
+
+SCRIPT names one of the reply lists below; the model also writes each message it was sent, as JSON
+lines, to the file named by $FAKE_CHAT_LOG.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+from nvcli.cli import chat
+from nvcli.cli.app import main
+from tests.fakes import FakeLLM, Reply
+
+NUMBERS = [f"{n} " for n in range(1, 2001)]
+SCRIPTS = {
+    "plain": [Reply("The **answer** is 4.\n\nReally.\n", reasoning="Two and two.")],
+    "slow": [Reply(NUMBERS, delay_s=0.02), Reply("Done.")],
+    "slow-thinking": [Reply("x", reasoning=NUMBERS, delay_s=0.02), Reply("Done.")],
+    "slow-prefill": [Reply("x", prefill_s=30), Reply("Done.")],
+    "hostile": [Reply("[/INST] list[int] [bold]x :smile: \x1b[2J\x1b]0;own\x07ed\r\b <b>end</b>")],
+    "unicode": [Reply(["Space ", "👩🏽‍🚀", " world ", "世", "界"])],
+}
+
+
+class LoggingLLM(FakeLLM):
+    """Tells a test outside what was asked."""
+
+    def stream(self, prompt, params=None, **options):  # type: ignore[no-untyped-def]
+        path = os.environ.get("FAKE_CHAT_LOG")
+        if path:
+            text = prompt if isinstance(prompt, str) else [dataclasses.asdict(m) for m in prompt]
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(text) + "\n")
+        return super().stream(prompt, params, **options)
+
+
+if __name__ == "__main__":
+    script = sys.argv.pop(1)
+    chat.open_model = lambda config, screen: LoggingLLM(SCRIPTS[script])
+    sys.exit(main())
