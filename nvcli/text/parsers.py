@@ -128,6 +128,13 @@ class OutputRouter:
         self._call_end_id = vocabulary.id_of(self._format.end_tag)
         has_tags = self._call_start_id is not None and self._call_end_id is not None
         self._parse_tools = parse_tools and has_tags
+        call_start = {self._call_start_id} if self._parse_tools else set()
+        self._tags = {  # the ids that are markup in each state
+            RouterState.UNDECIDED: {self._think_id, *call_start},
+            RouterState.REASONING: {self._end_think_id, *call_start},
+            RouterState.CONTENT: call_start,
+            RouterState.CALL: {self._call_start_id, self._call_end_id},
+        }
         self.state = RouterState.CONTENT
         if parse_reasoning and has_think:
             self.state = start_state(vocabulary, prompt_token_ids)
@@ -168,34 +175,34 @@ class OutputRouter:
     # --- in ---------------------------------------------------------------------------------
 
     def feed(self, token_id: int) -> RouterDelta:
-        if self.stop is not None:
+        if self._content.stop is not None:
             return _NOTHING
-        text = ""
-        is_tag = self._is_tag(token_id)
-        if not is_tag:
-            text = self._detokenizer.feed(token_id)  # may raise; nothing has changed yet
-        self.num_tokens += 1
-        if is_tag:
+        if self._is_tag(token_id):
+            self.num_tokens += 1
             self._text(self._detokenizer.finish())
             self._tag(token_id)
-        else:
-            if self.state is RouterState.UNDECIDED:
-                self.state = RouterState.CONTENT
-            if self.state is RouterState.REASONING:
-                self.num_reasoning_tokens += 1
-            self._text(text)
-        return self._delta.take(self.stop)
+            return self._delta.take(self._content.stop)
+        text = self._detokenizer.feed(token_id)  # may raise; nothing has changed yet
+        self.num_tokens += 1
+        if self.state is RouterState.UNDECIDED:
+            self.state = RouterState.CONTENT
+        elif self.state is RouterState.REASONING:
+            self.num_reasoning_tokens += 1
+        if not text:
+            return _NOTHING
+        self._text(text)
+        return self._delta.take(self._content.stop)
 
     def finish(self, reason: FinishReason = FinishReason.STOP) -> RouterDelta:
         """The held rest. `finish_reason` is `reason`, or TOOL_CALLS where the output stopped by
         itself and every call in it is complete."""
-        if self.stop is None:
+        was_stopped = self.stop is not None
+        if not was_stopped:
             self._text(self._detokenizer.finish())
             if self._parser is not None:
                 self._end_unclosed_call(reason)
-        was_stopped = self.stop is not None
         self._delta.text += self._content.finish()
-        found = None if was_stopped else self.stop
+        found = None if was_stopped else self.stop  # reported once
         if reason is FinishReason.STOP and self._calls:
             complete = all(status is CallStatus.COMPLETE for status in self._calls)
             reason = FinishReason.TOOL_CALLS if complete else FinishReason.STOP
@@ -205,20 +212,9 @@ class OutputRouter:
 
     def _is_tag(self, token_id: int) -> bool:
         """Whether this id is markup where the output stands now; everywhere else it is text."""
-        match self.state:
-            case RouterState.UNDECIDED:
-                return token_id == self._think_id or self._starts_call(token_id)
-            case RouterState.REASONING:
-                return token_id == self._end_think_id or self._starts_call(token_id)
-            case RouterState.CONTENT:
-                return self._starts_call(token_id)
-            case RouterState.CALL:
-                assert self._parser is not None, "a call has a parser"
-                is_call_tag = token_id in (self._call_start_id, self._call_end_id)
-                return is_call_tag and not self._parser.in_string
-
-    def _starts_call(self, token_id: int) -> bool:
-        return self._parse_tools and token_id == self._call_start_id
+        if token_id not in self._tags[self.state]:
+            return False
+        return self._parser is None or not self._parser.in_string
 
     def _tag(self, token_id: int) -> None:
         if token_id == self._think_id:
@@ -315,6 +311,8 @@ class _DeltaBuilder:
         self.calls.append(ToolCall(index, "", "", text))
 
     def take(self, stop: str | None, reason: FinishReason | None = None) -> RouterDelta:
+        if not (self.text or self.reasoning or self.calls or stop or reason):
+            return _NOTHING
         delta = RouterDelta(self.text, self.reasoning or None, tuple(self.calls), stop, reason)
         self.text = self.reasoning = ""
         self.calls = []

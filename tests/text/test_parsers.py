@@ -577,6 +577,12 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     assert result.router.num_tokens == 4
 
 
+def test_a_stop_in_text_that_only_the_end_releases() -> None:
+    result = run('a <tool_call>{"x": "STOP', stop=["STOP"])
+    assert result.text == 'a <tool_call>{"x": "'
+    assert result.deltas[-1].stop == "STOP"
+
+
 def test_nothing_follows_a_stop() -> None:
     vocabulary = Pieces()
     router = OutputRouter(vocabulary, stop=["b"])

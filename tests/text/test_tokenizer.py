@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import unicodedata
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,8 +45,6 @@ def test_encodes_as_the_library_does(any_folder: Path, any_tokenizer: Tokenizer,
 @RELAXED
 @given(text=texts())
 def test_decodes_what_it_encoded(tokenizer: Tokenizer, text: str) -> None:
-    import unicodedata
-
     ids = tokenizer.encode(text)
     decoded = tokenizer.decode(ids, skip_special_tokens=False)
     # NFC is applied between added tokens, so compare normalised on both sides.
@@ -128,6 +129,21 @@ def test_lone_surrogates_are_repaired(tokenizer: Tokenizer, text: str, repaired:
     rendered = tokenizer.render([{"role": "user", "content": text}])
     assert repaired in rendered
     rendered.encode()
+
+
+def test_heavy_modules_are_not_needed(tiny_folder: Path) -> None:
+    script = f"""
+import sys
+import nvcli.text
+loaded = [m for m in ("torch", "transformers", "tokenizers", "jinja2") if m in sys.modules]
+assert not loaded, loaded
+tokenizer = nvcli.text.Tokenizer.from_folder({str(tiny_folder)!r})
+tokenizer.encode_chat([{{"role": "user", "content": "hi"}}])
+loaded = [m for m in ("torch", "transformers") if m in sys.modules]
+assert not loaded, loaded
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 # --- folders -------------------------------------------------------------------------------------
