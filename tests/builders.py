@@ -49,10 +49,37 @@ def make_sequence(
     )
 
 
+# What the tests of `tests/engine` built, for the integrity check at their end.
+schedulers: list[Scheduler] = []
+holders: list[tuple[BlockManager, list[Sequence]]] = []
+
+
 def make_block_manager(
     num_blocks: int = 10, block_size: int = 4, enable_prefix_caching: bool = True
 ) -> BlockManager:
-    return BlockManager(num_blocks, block_size, enable_prefix_caching)
+    manager = BlockManager(num_blocks, block_size, enable_prefix_caching)
+    holders.append((manager, []))
+    return manager
+
+
+def allocate(
+    manager: BlockManager, tokens: Iterable[int], cache_salt: str | None = None
+) -> Sequence:
+    """A sequence that holds blocks for these tokens, shared where a prefix is found."""
+    seq = make_sequence(tokens, cache_salt=cache_salt)
+    manager.share(seq, manager.match_prefix(seq))
+    assert manager.grow(seq, seq.num_tokens)
+    next(sequences for known, sequences in holders if known is manager).append(seq)
+    return seq
+
+
+def compute(
+    manager: BlockManager, tokens: Iterable[int], cache_salt: str | None = None
+) -> Sequence:
+    """As `allocate`, and a step computed the tokens."""
+    seq = allocate(manager, tokens, cache_salt)
+    manager.publish(seq, seq.num_tokens)
+    return seq
 
 
 def make_scheduler(
@@ -64,12 +91,14 @@ def make_scheduler(
     enable_prefix_caching: bool = True,
     watermark: float = 0.01,
 ) -> Scheduler:
-    return Scheduler(
-        make_block_manager(num_blocks, block_size, enable_prefix_caching),
+    scheduler = Scheduler(
+        BlockManager(num_blocks, block_size, enable_prefix_caching),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         watermark=watermark,
     )
+    schedulers.append(scheduler)
+    return scheduler
 
 
 class FakeClock:
@@ -91,6 +120,7 @@ class Log:
     on_update: Callable[[Update], None] = lambda _: None
 
     def __call__(self, updates: list[Update]) -> None:
+        assert len({id(update.seq) for update in updates}) == len(updates), "two updates of one"
         self.updates += updates
         for update in updates:
             self.on_update(update)
@@ -123,6 +153,7 @@ def make_core(
         clock=FakeClock(),
     )
     simulated.blocks = core.scheduler.blocks
+    schedulers.append(core.scheduler)
     return core, simulated, log
 
 

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Update:
-    """What is new about a sequence. The last one has a `finish_reason`; after it comes nothing."""
+    """What is new about a sequence: at most one in a call of the consumer. The last one has a
+    `finish_reason`, and nothing comes after it, nor after the consumer itself ended the sequence.
+    """
 
     seq: Sequence
     token_ids: list[int] = field(default_factory=list)  # the last of seq.output_token_ids
@@ -239,11 +241,17 @@ class EngineCore:
 
     def _fail(self, plans: Iterable[StepPlan], error: Exception) -> None:
         """These steps computed nothing that can be trusted: end what they carried."""
+        pending = {update.seq.seq_id: update for update in self._updates}
         for plan in plans:
             self.scheduler.blocks.retract(plan.hashed_blocks)
             for row in plan.rows:
-                if row.epoch == row.seq.epoch:
-                    self._end(Update(row.seq, error=as_engine_error(error)), FinishReason.ERROR)
+                seq = row.seq
+                if row.epoch == seq.epoch:
+                    update = pending.get(seq.seq_id) or Update(seq)  # tokens read before are good
+                    self.finish(seq, FinishReason.ERROR)
+                    update.finish_reason = FinishReason.ERROR
+                    update.error = as_engine_error(error)
+                    self._updates.append(update)
 
 
 def as_engine_error(error: Exception) -> NvcliError:

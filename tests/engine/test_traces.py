@@ -23,6 +23,7 @@ from nvcli.engine.scheduler import Scheduler
 from nvcli.engine.sequence import Sequence, Status
 from nvcli.errors import ContextLengthError
 from nvcli.types import FinishReason
+from tests import builders
 from tests.builders import make_core, make_sequence
 from tests.engine.simulated_device import (
     EOS,
@@ -167,6 +168,7 @@ class Harness:
         log.on_update = self.consume
 
     def run(self) -> None:
+        builders.schedulers.clear()  # this one is checked after each step, and there are many
         last_arrival = max(request.step for request in self.trace.requests)
         for step in range(5000):
             for request in self.trace.requests:
