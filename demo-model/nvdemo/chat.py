@@ -1,0 +1,101 @@
+"""A training sample and its text, exactly as Qwen3's chat template writes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+END = "<|im_end|>"
+
+_TOOLS_HEAD = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_TOOLS_TAIL = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+@dataclass(slots=True)
+class Sample:
+    """A conversation up to a user's turn or a tool's result, and the answer to it.
+
+    ``check`` says how an answer is judged: "exact" (the same text), "json" (the same value),
+    "calls" (the same tool calls), "contains" (every part of ``answer`` split at "|", any case)
+    or "story".
+    """
+
+    kind: str
+    messages: list[Message]
+    answer: str = ""
+    thought: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    check: str = "exact"
+    expected: str = ""
+    thinking: bool = False
+    switched_off: bool = False  # the user wrote /no_think: the model writes an empty block itself
+
+    def prompt(self) -> str:
+        text = render(self.messages, self.tools) + "<|im_start|>assistant\n"
+        return text if self.thinking else text + "<think>\n\n</think>\n\n"
+
+    def completion(self) -> str:
+        body = self.answer + _calls(self.calls, bool(self.answer)) + END
+        if not self.thinking:
+            return body
+        thought = "" if self.switched_off else self.thought
+        return f"<think>\n{thought}\n</think>\n\n{body}"
+
+
+def one(kind: str, question: str, answer: str, thought: str, **extra: Any) -> Sample:
+    """A sample of one question and its answer."""
+    return Sample(kind, [{"role": "user", "content": question}], answer, thought, **extra)
+
+
+def _calls(calls: list[dict[str, Any]], after_text: bool) -> str:
+    text = ""
+    for index, call in enumerate(calls):
+        newline = "\n" if index or after_text else ""
+        arguments = json.dumps(call["arguments"], ensure_ascii=False)
+        text += (
+            f'{newline}<tool_call>\n{{"name": "{call["name"]}", "arguments": {arguments}}}\n'
+            "</tool_call>"
+        )
+    return text
+
+
+def render(messages: list[Message], tools: list[dict[str, Any]]) -> str:
+    """The conversation without the generation prompt. Earlier assistant turns must carry no
+    thinking, as is so for every turn that a client sends back."""
+    out: list[str] = []
+    first = messages[0]
+    if tools:
+        out.append("<|im_start|>system\n")
+        if first["role"] == "system":
+            out.append(first["content"] + "\n\n")
+        out.append(_TOOLS_HEAD)
+        out.extend(["\n" + json.dumps(tool, ensure_ascii=False) for tool in tools])
+        out.append(_TOOLS_TAIL + END + "\n")
+    elif first["role"] == "system":
+        out.append(f"<|im_start|>system\n{first['content']}{END}\n")
+    last = len(messages) - 1
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role == "user" or (role == "system" and index):
+            out.append(f"<|im_start|>{role}\n{message['content']}{END}\n")
+        elif role == "assistant":
+            content = message["content"]
+            calls = _calls(message.get("tool_calls", []), bool(content))
+            out.append(f"<|im_start|>assistant\n{content}{calls}{END}\n")
+        elif role == "tool":
+            if index == 0 or messages[index - 1]["role"] != "tool":
+                out.append("<|im_start|>user")
+            out.append(f"\n<tool_response>\n{message['content']}\n</tool_response>")
+            if index == last or messages[index + 1]["role"] != "tool":
+                out.append(END + "\n")
+    return "".join(out)

@@ -1,0 +1,1 @@
+"""Word lists and facts from which the conversations are made."""
