@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvcli.engine.block_manager import BlockManager
@@ -32,6 +32,7 @@ from nvcli.types import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from collections.abc import Sequence as Seq
 
     from nvcli.engine.sequence import Sequence
     from nvcli.engine.step import Row, StepDevice, StepPlan, StepResult, Ticket
@@ -45,9 +46,9 @@ class Update:
     """
 
     seq: Sequence
-    token_ids: list[int] = field(default_factory=list)  # the last of seq.output_token_ids
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # of sampled tokens, when asked for
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of prompt[1:], in pieces
+    token_ids: Seq[int] = ()  # the last of seq.output_token_ids
+    logprobs: Seq[TokenLogprob] = ()  # of sampled tokens, when asked for
+    prompt_logprobs: Seq[TokenLogprob] = ()  # of prompt[1:], in pieces
     finish_reason: FinishReason | None = None
     error: NvcliError | None = None  # with ERROR
 
@@ -198,9 +199,9 @@ class EngineCore:
             update.prompt_logprobs = pieces[max(0, seq.num_prompt_logprobs - row.start) :]
             seq.num_prompt_logprobs += len(update.prompt_logprobs)
         if row.samples:
-            update.token_ids.append(token_id)
+            update.token_ids = [token_id]
             if index in result.logprobs:
-                update.logprobs.append(result.logprobs[index])
+                update.logprobs = [result.logprobs[index]]
             if seq.first_token is None:
                 seq.first_token = now
             num_outputs = len(seq.output_token_ids)

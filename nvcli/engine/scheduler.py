@@ -103,8 +103,11 @@ class Scheduler:
         for seq, wanted in demand:
             if budget == 0 or seq.status is not Status.RUNNING:
                 break  # the budget is spent, or this one and all behind it were preempted
-            num_decodes -= wanted == 1
-            n = min(wanted, max(1, budget - num_decodes))
+            n = wanted
+            if n == 1:
+                num_decodes -= 1
+            else:
+                n = min(n, max(1, budget - num_decodes))
             if self._make_room(seq, seq.num_computed_tokens + n):
                 self._place(seq, n, plan)
                 budget -= n
@@ -125,12 +128,15 @@ class Scheduler:
 
     def _num_to_schedule(self, seq: Sequence) -> int:
         """Tokens the sequence can compute now; 0 when it must wait or its end is in flight."""
-        if seq.num_virtual_outputs >= seq.max_output_tokens > 0 or seq.is_gated:
+        num_outputs = len(seq.output_token_ids) + seq.num_inflight_tokens
+        if num_outputs >= seq.max_output_tokens > 0 or (seq.gate is not None and seq.is_gated):
             return 0
-        return seq.num_virtual_tokens - seq.num_computed_tokens
+        return len(seq.prompt_token_ids) + num_outputs - seq.num_computed_tokens
 
     def _make_room(self, seq: Sequence, num_tokens: int) -> bool:
         """Blocks for the sequence's first `num_tokens`, at the cost of those behind it."""
+        if num_tokens <= len(seq.block_table) * self.blocks.block_size:
+            return True  # nearly always
         while not self.blocks.grow(seq, num_tokens):
             if self.draining:
                 return False
@@ -180,12 +186,13 @@ class Scheduler:
 
     def _place(self, seq: Sequence, n: int, plan: StepPlan) -> None:
         """Add the sequence's next `n` tokens to the plan; their blocks are there."""
-        start, known = seq.num_computed_tokens, seq.num_tokens
+        start, table = seq.num_computed_tokens, seq.block_table
         end = start + n
-        table = seq.block_table
-        for entry in range(seq.num_sent_blocks, len(table)):
-            plan.block_writes.append(BlockWrite(seq.slot, entry, table[entry]))
-        seq.num_sent_blocks = len(table)
+        known = len(seq.prompt_token_ids) + len(seq.output_token_ids)
+        if seq.num_sent_blocks < len(table):
+            for entry in range(seq.num_sent_blocks, len(table)):
+                plan.block_writes.append(BlockWrite(seq.slot, entry, table[entry]))
+            seq.num_sent_blocks = len(table)
         if seq.num_unsent_tokens:
             first = known - seq.num_unsent_tokens
             plan.token_writes.append(TokenWrite(seq.slot, first, seq.known_tokens(first, known)))
@@ -198,8 +205,9 @@ class Scheduler:
         if samples:
             seq.num_inflight_tokens += 1
             seq.num_unread_tokens += 1
-        # Tokens in flight have no name yet: `settle` publishes their blocks once they are read.
-        plan.hashed_blocks += self.blocks.publish(seq, min(end, known))
+        if end <= known:
+            plan.hashed_blocks += self.blocks.publish(seq, end)
+        # Else the last token is in flight: `settle` publishes its block once it is read.
 
     # --- what happens to a sequence --------------------------------------------------------------
 
