@@ -61,14 +61,15 @@ class Scheduler:
         assert max_num_seqs > 0, "no slots"
         assert max_num_batched_tokens > 0, "no token budget"
         self.blocks = blocks
-        self.max_num_seqs = max_num_seqs
+        # No more than the budget can serve, so that every one of them decodes in every step.
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.num_watermark_blocks = int(watermark * blocks.num_blocks) + 1
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.draining: list[Sequence] = []
         self.num_preemptions = 0
-        self._free_slots = list(range(max_num_seqs))[::-1]
+        self._free_slots = list(range(self.max_num_seqs))[::-1]  # the lowest is taken first
         self._next_step_id = 0
         self._refused: tuple[int, int] = (-1, 0)  # seq_id of the head last refused, num_free then
 
@@ -101,14 +102,12 @@ class Scheduler:
         demand = [(seq, n) for seq in self.running if (n := self._num_to_schedule(seq)) > 0]
         num_decodes = sum(n == 1 for _, n in demand)  # of those not scheduled yet
         for seq, wanted in demand:
-            if budget == 0 or seq.status is not Status.RUNNING:
-                break  # the budget is spent, or this one and all behind it were preempted
-            n = wanted
-            if n == 1:
+            if seq.status is not Status.RUNNING:
+                break  # it was preempted, and so were all behind it
+            if wanted == 1:
                 num_decodes -= 1
-            else:
-                n = min(n, max(1, budget - num_decodes))
-            if self._make_room(seq, seq.num_computed_tokens + n):
+            n = min(wanted, budget - num_decodes)
+            if n > 0 and self._make_room(seq, seq.num_computed_tokens + n):
                 self._place(seq, n, plan)
                 budget -= n
 

@@ -84,6 +84,37 @@ def test_a_chunk_leaves_one_token_for_each_decode_behind_it() -> None:
     assert shares(step(scheduler)) == [(3, 6, 6), (1, 5, 1), (2, 5, 1)]
 
 
+def test_two_long_prompts_before_a_decode_do_not_hold_it_up() -> None:
+    scheduler = make_scheduler(budget=3, num_blocks=40)
+    add(scheduler, make_sequence(range(2), seq_id=3, priority=1))
+    step(scheduler)
+    add(scheduler, make_sequence(range(50, 59), seq_id=1), make_sequence([60, 61], seq_id=2))
+    scheduler.max_num_batched_tokens = 4
+    assert shares(step(scheduler)) == [(3, 2, 1), (1, 0, 3)]
+    scheduler.max_num_batched_tokens = 12
+    assert shares(step(scheduler)) == [(1, 3, 6), (3, 3, 1), (2, 0, 2)]
+
+
+def test_a_decode_behind_two_chunks_gets_its_token() -> None:
+    scheduler = make_scheduler(budget=7, num_blocks=40)
+    add(scheduler, make_sequence(range(2), seq_id=3, priority=2))
+    step(scheduler)
+    add(scheduler, make_sequence(range(50, 60), seq_id=2, priority=1))
+    step(scheduler)
+    add(scheduler, make_sequence(range(20, 40), seq_id=1))
+    assert shares(step(scheduler)) == [(2, 6, 4), (3, 3, 1), (1, 0, 2)]
+    scheduler.running[1].num_computed_tokens -= 4  # as if it had more to catch up: forced output
+    assert shares(scheduler.schedule(0.0)) == [(1, 2, 6), (3, 4, 1)]
+
+
+def test_no_more_run_than_the_budget_serves_in_a_step() -> None:
+    scheduler = make_scheduler(budget=2, max_num_seqs=8)
+    add(scheduler, *(make_sequence([i], seq_id=i, gate=0) for i in range(4)))
+    scheduler.schedule(0.0)
+    assert shares(scheduler.schedule(0.0)) == []  # the others do not overtake those that sit out
+    assert scheduler.num_running == 2
+
+
 def test_several_prompts_share_a_step_and_the_budget_is_spent() -> None:
     """nano-vllm chunks only the first and wastes the rest."""
     scheduler = make_scheduler(budget=16, num_blocks=40)
