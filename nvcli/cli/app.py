@@ -206,8 +206,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         code = 141
     except OSError as exc:
-        report(NvcliError(f"cannot write to standard output: {exc.strerror or exc}"))
-        code = 1
+        code = _report(_io_error(exc), settings)
     finally:
         silence(sys.stdout, sys.stderr)
     return code
@@ -218,6 +217,8 @@ def _run(args: list[str], settings: Settings) -> int:
         result = command_line().main(
             args=args, prog_name="nvcli", standalone_mode=False, obj=settings
         )
+        if result == InterruptedRunError.exit_code:  # Typer's word for Ctrl+C
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except ClosedPipeError as exc:
         return exc.exit_code
@@ -231,6 +232,10 @@ def _run(args: list[str], settings: Settings) -> int:
         if isinstance(exc.__context__, OSError) and exc.__context__.errno == errno.EPIPE:
             return ClosedPipeError.exit_code  # Typer turned a closed pipe into exit 1
         return exc.code if isinstance(exc.code, int) else 1
+    except BrokenPipeError:
+        return ClosedPipeError.exit_code
+    except OSError as exc:
+        return _report(_io_error(exc), settings)
     except Exception as exc:  # noqa: BLE001 - the last resort, promised to users as one line
         reason = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
         hint = "This is a bug; --debug shows where."
@@ -242,6 +247,14 @@ def _report(error: NvcliError, settings: Settings) -> int:
         traceback.print_exc()
     report(error)
     return error.exit_code
+
+
+def _io_error(exc: OSError) -> NvcliError:
+    """Help and version pages are written without our own checks; files name themselves."""
+    reason = exc.strerror or str(exc)
+    if exc.filename is not None:
+        return NvcliError(f"{exc.filename}: {reason}")
+    return NvcliError(f"cannot write to standard output: {reason}")
 
 
 def _usage_error(exc: Any) -> UsageError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -25,10 +26,14 @@ from nvcli.repl.render import ThinkingView
 from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nvcli.repl.screen import Screen
     from nvcli.repl.session import ChatModel
 
 DEMO_NOTICE = "This is the small built-in demo model. For a real one: nvcli chat -m Qwen/Qwen3-0.6B"
+
+_FLAGS = {"memory_utilization": "--gpu-memory-utilization", "thinking_budget": "--think-budget"}
 
 
 class ChatCommand(Command):
@@ -125,16 +130,17 @@ def chat(
     statistics on standard error. Without, on a terminal, it opens a conversation.
     """
     screen = settings_of(ctx).screen()
-    config = EngineConfig.from_options(
-        model=model or DEFAULT_MODEL,
-        device=device,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        memory_utilization=gpu_memory_utilization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_num_seqs=max_num_seqs,
-        load_format=load_format,
-    )
+    with _naming_flags():
+        config = EngineConfig.from_options(
+            model=model or DEFAULT_MODEL,
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            memory_utilization=gpu_memory_utilization,
+            kv_cache_dtype=kv_cache_dtype,
+            max_num_seqs=max_num_seqs,
+            load_format=load_format,
+        )
     sampling = check_sampling(
         temperature=temperature,
         top_p=top_p,
@@ -149,7 +155,7 @@ def chat(
     )
     _refuse(think is False and think_budget is not None, "--no-think", "--think-budget")
     _refuse(raw and system is not None, "--raw", "--system")
-    _refuse(raw and think is not None, "--raw", "--think and --no-think")
+    _refuse(raw and think is not None, "--raw", "--think or --no-think")
     _refuse(raw and interactive, "--raw", "--interactive")
     _refuse(json and interactive, "--json", "--interactive")
     chosen = ChatOptions(
@@ -197,8 +203,22 @@ def chat(
 def check_sampling(**values: Any) -> dict[str, Any]:
     """The values that were given. Raises `InvalidParameterError` before anything is loaded."""
     given = {name: value for name, value in values.items() if value is not None}
-    SamplingParams(**given)
+    with _naming_flags():
+        SamplingParams(**given)
     return given
+
+
+@contextlib.contextmanager
+def _naming_flags() -> Iterator[None]:
+    """Errors about a field of the engine's types name the flag that set it."""
+    try:
+        yield
+    except UsageError as exc:
+        field_name = exc.param or ""
+        flag = _FLAGS.get(field_name) or "--" + field_name.replace("_", "-")
+        if exc.message.startswith(f"{field_name} "):
+            exc.message = flag + exc.message[len(field_name) :]
+        raise
 
 
 def _refuse(is_contradiction: bool, one: str, other: str) -> None:

@@ -49,6 +49,7 @@ class PlainAnswer:
         self._put(self._filter.flush())
         if not self._is_empty:
             self._screen.write("\n")
+        self._is_empty, self._held = True, ""
 
     def _put(self, text: str) -> None:
         text = self._held + text
@@ -129,8 +130,7 @@ def last_rows(text: str, width: int, limit: int) -> list[str]:
     rows: list[str] = []
     lines = text.rstrip("\n").expandtabs(4).split("\n")
     for line in lines[-limit:]:
-        # only its end can show
-        rows += chop_cells(line[-limit * width :], width) if line else [""]
+        rows += chop_cells(line, width) if line else [""]
     return rows[-limit:] if text.strip() else []
 
 

@@ -12,12 +12,9 @@ import os
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from nvcli.errors import ClosedPipeError, NvcliError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Everything below space but tab and newline, DEL, and the 8-bit control set.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -104,8 +101,8 @@ class Screen:
             self.out.flush()
         except BrokenPipeError as exc:
             raise ClosedPipeError("the reader closed the pipe") from exc
-        except (OSError, ValueError) as exc:
-            reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
             raise NvcliError(f"cannot write to standard output: {reason}") from exc
 
     def write_err(self, text: str, *, dim: bool = False) -> None:
@@ -125,8 +122,3 @@ class Screen:
     def warn(self, text: str) -> None:
         """A line about something that changes the answer: always shown."""
         self.write_err(f"nvcli: {visible(text)}\n")
-
-
-def line_writer(write: Callable[[str], None]) -> Callable[[str], None]:
-    """`write` for whole lines of text that is not ours."""
-    return lambda text: write(visible(text) + "\n")

@@ -1,0 +1,41 @@
+"""P12: help and version stay light. Run in a fresh process, because imports are what is tested."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "triton", "transformers", "tokenizers", "prompt_toolkit", "numpy", "rich")
+BUDGET_S = 0.3
+
+
+@pytest.mark.parametrize("args", [["--version"], ["--help"], ["chat", "--help"], ["chat", "-Z"]])
+def test_nothing_heavy_is_imported(args: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from nvcli.__main__ import main\n"
+        f"code = main({args!r})\n"
+        f"print('loaded:', [m for m in {HEAVY!r} if m in sys.modules])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert result.stdout.endswith("loaded: []\n")
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_answer_within_the_budget(flag: str) -> None:
+    """The best processor time of several runs: other programs' load does not count."""
+    best = float("inf")
+    for _ in range(8):
+        process = subprocess.Popen([sys.executable, "-m", "nvcli", flag], stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        best = min(best, used.ru_utime + used.ru_stime)
+        if best < BUDGET_S:
+            break
+    assert best < BUDGET_S

@@ -1,0 +1,116 @@
+"""The command as a process: pipes that close, signals, disks that are full, odd locales."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "tests.repl.fake_chat", *args]
+
+
+def start(*args: str, **more: object) -> subprocess.Popen[bytes]:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(command(*args), cwd=ROOT, **{**options, **more})  # type: ignore[call-overload, no-any-return]
+
+
+def stderr_of(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stderr is not None
+    with process.stderr as stream:
+        return stream.read()
+
+
+def test_p3_empty_stdin_ends_at_once_without_loading() -> None:
+    begin = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-m", "nvcli", "chat"],
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False,
+    )  # fmt: skip
+    assert time.monotonic() - begin < 2
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+
+
+def test_closed_stdin_counts_as_empty() -> None:
+    shell = f"{sys.executable} -m tests.repl.fake_chat plain chat x <&-"
+    result = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("unbuffered", [False, True])
+def test_closed_pipe_is_141_and_silent(unbuffered: bool) -> None:
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"} if unbuffered else None
+    process = start("slow", "chat", "x", env=env)
+    assert process.stdout is not None
+    assert process.stdout.read(4) == b"1 2 "
+    process.stdout.close()
+    assert process.wait(10) == 141
+    assert stderr_of(process) == b""
+
+
+def test_help_into_a_closed_pipe_is_141_and_silent() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = start("plain", "chat", "--help", stdout=write)
+    os.close(write)
+    assert process.wait(10) == 141
+    assert stderr_of(process) == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("args", [("chat", "x"), ("chat", "--help"), ("--version",)])
+def test_full_disk_is_one_line_and_1(args: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = start("plain", *args, stdout=full)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert err == b"nvcli: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "message"),
+    [(signal.SIGINT, 130, b"nvcli: interrupted\n"), (signal.SIGTERM, 143, b"")],
+)
+def test_signals_keep_the_partial_text(number: int, code: int, message: bytes) -> None:
+    process = start("slow", "chat", "x")
+    assert process.stdout is not None
+    first = process.stdout.read(4)
+    process.send_signal(number)
+    rest, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (code, message)
+    assert (first + rest).startswith(b"1 2 ")
+    assert rest.endswith(b"\n")
+
+
+def test_interrupt_in_prefill_is_130() -> None:
+    process = start("slow-prefill", "chat", "x", "--show-thinking", "full")
+    time.sleep(1)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert time.monotonic() - begin < 1
+    assert (process.returncode, out, err) == (130, b"", b"nvcli: interrupted\n")
+
+
+def test_c_locale_and_ascii_output() -> None:
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    process = start("unicode", "chat", b"caf\xe9", env=env)  # type: ignore[arg-type]
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert out.startswith(b"Space ")
+    assert b"Traceback" not in err
+
+
+def test_r14_text_of_several_tokens_is_whole() -> None:
+    process = start("unicode", "chat", "x")
+    out, _ = process.communicate(timeout=10)
+    assert out.decode() == "Space 👩🏽‍🚀 world 世界\n"

@@ -1,0 +1,20 @@
+"""Every test runs in a fixed environment: no user settings, no colour, 80 columns."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fixed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("NVCLI_"):
+            monkeypatch.delenv(name)
+    for name in ("NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
