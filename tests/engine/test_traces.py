@@ -331,18 +331,6 @@ def blocks_are_named_before_a_step_writes_them(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Scheduler, "settle", mutant)
 
 
-def full_hits_are_not_stored_rows(patch: pytest.MonkeyPatch) -> None:
-    """The last block of a full hit counts as its own."""
-    place = Scheduler._place
-
-    def mutant(self: Scheduler, seq: Sequence, n: int, plan: Any) -> None:
-        if n == 1 and seq.num_computed_tokens < seq.num_hashed_blocks * self.blocks.block_size:
-            seq.num_hashed_blocks -= 1
-        place(self, seq, n, plan)
-
-    patch.setattr(Scheduler, "_place", mutant)
-
-
 def shared_blocks_are_written(patch: pytest.MonkeyPatch) -> None:
     schedule = Scheduler.schedule
 
@@ -486,7 +474,6 @@ MUTATIONS = [
     victims_do_not_drain,
     unread_tokens_are_hashed,
     blocks_are_named_before_a_step_writes_them,
-    full_hits_are_not_stored_rows,
     shared_blocks_are_written,
     failed_steps_keep_their_hashes,
     reused_blocks_keep_their_names,
