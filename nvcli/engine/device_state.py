@@ -181,7 +181,7 @@ class DeviceState:
         self.block_table = torch.full(
             (num_slots, width), self.dummy_block, dtype=torch.int32, device=device
         )
-        self.params_f = torch.zeros((num_slots, 8), dtype=torch.float32, device=device)
+        self.params_f = torch.zeros((num_slots, 8), dtype=torch.float64, device=device)
         self.params_i = torch.zeros((num_slots, 8), dtype=torch.int64, device=device)
         self.counts: Tensor | None = None  # [S, V] int32, output tokens
         self.prompt_seen: Tensor | None = None  # [S, V] bool
@@ -277,7 +277,7 @@ class DeviceState:
             triples = [(slot, entry, block) for (slot, entry), block in last.items()]
             deltas.block_writes = deltas.add(np.array(triples, np.int64).T.copy())
         if plan.slot_inits:
-            floats = np.zeros((len(plan.slot_inits), 8), np.float32)
+            floats = np.zeros((len(plan.slot_inits), 8), np.float64)
             ints = np.zeros((len(plan.slot_inits), 8), np.int64)
             for i, init in enumerate(plan.slot_inits):
                 p = init.params

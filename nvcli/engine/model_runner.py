@@ -192,19 +192,13 @@ class ModelRunner:
         from nvcli.models import load_model
 
         assert folder is not None, "a folder, or a model"
-        try:
-            return load_model(
-                folder,
-                self.model_config,
-                dtype=self.dtype,
-                device=self.device,
-                load_format=self.config.load_format,
-            )
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemoryError(
-                f"the weights do not fit into the memory of {self.device}",
-                hint="Free memory on the device, use a smaller model, or --device cpu.",
-            ) from error
+        return load_model(
+            folder,
+            self.model_config,
+            device=self.device,
+            dtype=self.dtype,
+            load_format=self.config.load_format,
+        )
 
     def _select_attention(self) -> tuple[AttentionBackend, str]:
         from nvcli.kernels.attention import select_backend

@@ -17,13 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvcli.engine.sampler import MAX_ELEMENTS, top_candidates
+from nvcli.engine.sampler import top_candidates
 from nvcli.types import TokenLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
+
+
+MAX_ELEMENTS = 1 << 24  # of one float32 [rows, V]
 
 
 def packed_width(k: int) -> int:

@@ -32,15 +32,22 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # ids whose maximum is looked at as one when the best are searched
 MAX_TOP_K_WIDTH = 1024  # above it a sort is no slower
-MAX_ELEMENTS = 1 << 24  # of one [rows, V] intermediate
+NUCLEUS_WIDTH = 256  # candidates tried first where only top_p limits them
+# of one [rows, V] intermediate: bounded memory on CUDA, on the CPU what stays in its caches
+MAX_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 17}
 _LOW_BITS = (1 << 32) - 1
+
+# Kinds of width without few candidates.
+WHOLE = 0  # no top_k, no top_p: nothing is ordered
+NUCLEUS = -1  # top_p alone
+SORTED = -2  # a top_k beyond MAX_TOP_K_WIDTH
 
 
 class GroupKey(NamedTuple):
     """What the rows of a group have in common."""
 
     is_greedy: bool
-    width: int  # candidates after top_k: 0 all, unsorted; -1 all, sorted; or a power of two
+    width: int  # candidates for top_k, a power of two; or one of the kinds above
     has_min_p: bool
     has_penalties: bool
     has_bias: bool
@@ -51,18 +58,23 @@ class GroupKey(NamedTuple):
     def changes_logits(self) -> bool:
         return self.has_penalties or self.has_bias or self.has_masked_ids or self.has_bad_words
 
+    @property
+    def needs_whole_rows(self) -> bool:
+        """Whether it makes float rows as wide as the vocabulary."""
+        return self.changes_logits or (not self.is_greedy and self.width <= WHOLE)
+
 
 def group_key(info: SlotInfo, vocab_size: int) -> GroupKey:
     params = info.params
     top_k = params.top_k if 0 < params.top_k < vocab_size else 0
     if params.is_greedy:
-        width = 0
+        width = WHOLE
     elif top_k:
         width = max(16, 1 << (top_k - 1).bit_length())
         if width > MAX_TOP_K_WIDTH or width >= vocab_size:
-            width = -1
+            width = SORTED
     else:
-        width = -1 if params.top_p < 1 else 0
+        width = NUCLEUS if params.top_p < 1 else WHOLE
     return GroupKey(
         is_greedy=params.is_greedy,
         width=width,
@@ -82,7 +94,8 @@ class Group:
     rows: Tensor | None  # [r] int64 into the R sampling rows; None: all of them, in order
     infos: list[SlotInfo]
     slots: Tensor  # [r] int64
-    params_f: Tensor  # [r, 8]
+    params_f: Tensor  # [r, 8] float32
+    top_p: Tensor  # [r] float64: 0.8 of ten equal tokens are eight, not nine
     params_i: Tensor  # [r, 8]
     masked_rows: Tensor | None  # [m] int64 into the group, with masked_ids
     masked_ids: Tensor | None  # [m] int64
@@ -138,19 +151,22 @@ def scale(logits: Tensor, temperature: Tensor) -> Tensor:
     return (logits - best).div_(temperature[:, None])
 
 
-def filter_sorted(y: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def filter_sorted(
+    y: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, total: Tensor | None = None
+) -> Tensor:
     """Set to -inf, in place, what top_k, top_p and min_p drop, in this order.
 
-    y: [r, K] scaled logits, best first; top_k, top_p, min_p: [r]. The token that crosses top_p
-    stays: one is dropped when those before it already have the mass.
+    y: [r, K] scaled logits, best first; top_k, top_p, min_p: [r]; total: [r], the mass sum(exp(y))
+    that top_p is a share of, by default what top_k left of y. The token that crosses top_p stays:
+    one is dropped when those before it already have the mass.
     """
     rank = torch.arange(y.shape[1], device=y.device)
     limit = torch.where(top_k > 0, top_k, y.shape[1])
     y.masked_fill_(rank >= limit[:, None], -torch.inf)
-    mass = y.softmax(1, dtype=torch.float64).cumsum(1)  # [r, K]
-    is_over = mass[:, :-1] >= top_p[:, None]
-    is_over.logical_and_(top_p[:, None] < 1)
-    y[:, 1:].masked_fill_(is_over, -torch.inf)
+    mass = y.double().exp_().cumsum(1)  # [r, K]
+    enough = top_p * (mass[:, -1] if total is None else total)
+    enough = enough.masked_fill(top_p >= 1, torch.inf)
+    y[:, 1:].masked_fill_(mass[:, :-1] >= enough[:, None], -torch.inf)
     return y.masked_fill_(y < min_p.log()[:, None], -torch.inf)
 
 
@@ -190,8 +206,13 @@ class Sampler:
             infos.append(info)
             members.setdefault(group_key(info, self.vocab_size), []).append(row)
         groups = []
+        max_rows = max(1, MAX_ELEMENTS[self.state.device.type] // self.vocab_size)
+        parts: list[tuple[GroupKey, list[int]]] = []
         for key, rows in members.items():
-            index = None if len(members) == 1 else self.state.upload_index(rows)
+            size = max_rows if key.needs_whole_rows else len(rows)
+            parts += [(key, rows[i : i + size]) for i in range(0, len(rows), size)]
+        for key, rows in parts:
+            index = None if len(parts) == 1 else self.state.upload_index(rows)
             # a copy: the step's own array is gone when the group is used again
             of_group = device_slots.clone() if index is None else device_slots[index]
             masked = [(i, t) for i, row in enumerate(rows) for t in infos[row].masked_ids]
@@ -202,7 +223,8 @@ class Sampler:
                     rows=index,
                     infos=[infos[row] for row in rows],
                     slots=of_group,
-                    params_f=self.state.params_f[of_group],
+                    params_f=self.state.params_f[of_group].float(),
+                    top_p=self.state.params_f[of_group, F.TOP_P],
                     params_i=self.state.params_i[of_group],
                     masked_rows=upload([i for i, _ in masked]) if masked else None,
                     masked_ids=upload([t for _, t in masked]) if masked else None,
@@ -218,39 +240,43 @@ class Sampler:
         if key.is_greedy:
             return logits.argmax(1)
         seeds = noise_keys(group.params_i[:, I.SEED], positions)  # [r]
-        step = logits.shape[0]
-        if key.width <= 0:  # pieces, so that long rows in large batches need no large memory
-            step = max(1, MAX_ELEMENTS // self.vocab_size)
-        pieces = [
-            self._draw(
-                key,
-                logits[i : i + step],
-                seeds[i : i + step],
-                group.params_f[i : i + step],
-                group.params_i[i : i + step],
-            )
-            for i in range(0, logits.shape[0], step)
-        ]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return self._draw(group, logits, seeds)
 
-    def _draw(
-        self, key: GroupKey, logits: Tensor, seeds: Tensor, params_f: Tensor, params_i: Tensor
-    ) -> Tensor:
+    def _draw(self, group: Group, logits: Tensor, seeds: Tensor) -> Tensor:
         """Temperature, filters and Gumbel-max.  logits: [r, v] -> [r] int64."""
-        ids: Tensor
-        if key.width == 0:
-            ids, values = self._all_ids, logits.float()
-        elif key.width > 0:
+        key, params_f, top_p = group.key, group.params_f, group.top_p
+        temperature, min_p = params_f[:, F.TEMPERATURE], params_f[:, F.MIN_P]
+        top_k = group.params_i[:, I.TOP_K]
+        if key.width > WHOLE:
             values, ids = top_candidates(logits, key.width)
+            y = filter_sorted(scale(values, temperature), top_k, top_p, min_p)
         else:
-            values, ids = logits.float().sort(dim=1, descending=True, stable=True)
-        y = scale(values, params_f[:, F.TEMPERATURE])  # [r, K]
-        if key.width:
-            filter_sorted(y, params_i[:, I.TOP_K], params_f[:, F.TOP_P], params_f[:, F.MIN_P])
-        elif key.has_min_p:
-            y.masked_fill_(y < params_f[:, F.MIN_P, None].log(), -torch.inf)
+            y, ids = scale(logits.float(), temperature), self._all_ids  # [r, v], [v]
+            if key.width == NUCLEUS:
+                y, ids = self._filter_nucleus(y, top_k, top_p, min_p)
+            elif key.width == SORTED:
+                y, ids = y.sort(dim=1, descending=True, stable=True)
+                y = filter_sorted(y, top_k, top_p, min_p)
+            elif key.has_min_p:
+                y.masked_fill_(y < min_p.log()[:, None], -torch.inf)
         best = y.add_(gumbel_noise(seeds, ids)).argmax(1)  # [r]
-        return ids.gather(1, best[:, None])[:, 0] if key.width else best
+        return best if key.width == WHOLE else ids.gather(1, best[:, None])[:, 0]
+
+    def _filter_nucleus(
+        self, y: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """top_p over the whole vocabulary.  y: [r, v] -> y and ids [r, K], best first.
+
+        The CPU looks first whether a few candidates have the mass; CUDA would have to wait to see
+        it, so it sorts. The masses are the same numbers either way.
+        """
+        total = y.exp().sum(1).double()  # [r]
+        if y.device.type == "cpu":
+            values, ids = top_candidates(y, min(NUCLEUS_WIDTH, self.vocab_size))
+            if (values.double().exp_().cumsum(1)[:, -1] >= top_p * total).all():
+                return filter_sorted(values, top_k, top_p, min_p, total), ids
+        values, ids = y.sort(dim=1, descending=True, stable=True)
+        return filter_sorted(values, top_k, top_p, min_p, total), ids
 
     def _change_logits(self, group: Group, logits: Tensor, positions: Tensor) -> Tensor:
         """A float32 copy with penalties, bias and masks applied.  -> [r, v] float32."""

@@ -1,0 +1,98 @@
+"""Seeded noise: known answers, and the distributions it must have."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from nvcli.kernels.noise import GOLDEN, as_int64, gumbel_noise, noise_keys, splitmix64, uniforms
+
+pytestmark = pytest.mark.torch
+
+MASK = (1 << 64) - 1
+
+
+def splitmix64_in_python(x: int) -> int:
+    z = (x + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def test_known_answers_of_the_published_generator() -> None:
+    # The first outputs of splitmix64.c for seed 1234567.
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    states = 1234567 + torch.arange(5) * GOLDEN
+    assert [value & MASK for value in splitmix64(states).tolist()] == expected
+
+
+def test_wraps_like_unsigned_arithmetic() -> None:
+    values = [0, 1, MASK, 1 << 63, (1 << 63) - 1, 0x9E3779B97F4A7C15]
+    got = splitmix64(torch.tensor([as_int64(value) for value in values])).tolist()
+    assert [value & MASK for value in got] == [splitmix64_in_python(value) for value in values]
+
+
+def test_uniforms_are_the_documented_formula() -> None:
+    seed, position, token_id = -3, 41, 151_000
+    key = splitmix64_in_python(
+        (splitmix64_in_python(seed & MASK) + position * 0x9E3779B97F4A7C15) & MASK
+    )
+    bits = splitmix64_in_python((key + token_id * 0x9E3779B97F4A7C15) & MASK)
+    expected = torch.tensor(bits >> 32).to(torch.float32).add(0.5).mul(2.0**-32).item()
+    keys = noise_keys(torch.tensor([seed]), torch.tensor([position]))
+    assert keys.tolist() == [as_int64(key)]
+    assert uniforms(keys, torch.tensor([token_id])).item() == expected
+
+
+def test_uniforms_are_uniform_and_stay_inside() -> None:
+    keys = noise_keys(torch.arange(20), torch.full((20,), 7))
+    values = uniforms(keys, torch.arange(10_000)).flatten()
+    assert 0 < values.min() < 1e-4
+    assert 1 - 1e-4 < values.max() < 1
+    observed = torch.histc(values, bins=64, min=0, max=1)
+    chi2 = ((observed - 3125) ** 2 / 3125).sum().item()
+    assert chi2 < 63 + 5 * math.sqrt(2 * 63)
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    seeds, positions = torch.tensor([5, 6, 7]), torch.tensor([1, 2, 3])
+    together = gumbel_noise(noise_keys(seeds, positions), torch.arange(1003))
+    alone = gumbel_noise(noise_keys(seeds[1:2], positions[1:2]), torch.arange(1003))
+    assert torch.equal(together[1], alone[0])
+    chosen = torch.tensor([[999, 3, 500]])
+    some = gumbel_noise(noise_keys(seeds[1:2], positions[1:2]), chosen)
+    assert torch.equal(some[0], alone[0][chosen[0]])
+
+
+@pytest.mark.parametrize("neighbours", ["seeds", "positions", "tokens"])
+def test_neighbours_are_independent(neighbours: str) -> None:
+    base = torch.arange(2000)
+    ids = torch.arange(4)
+    if neighbours == "seeds":
+        values = uniforms(noise_keys(base, torch.zeros_like(base)), ids)
+    elif neighbours == "positions":
+        values = uniforms(noise_keys(torch.full_like(base, 42), base), ids)
+    else:
+        keys = noise_keys(torch.arange(4), torch.zeros(4, dtype=torch.int64))
+        values = uniforms(keys, base).T
+    for lag in (1, 2, 16):
+        pair = torch.stack((values[:-lag].flatten(), values[lag:].flatten()))
+        assert abs(torch.corrcoef(pair)[0, 1].item()) < 5 / math.sqrt(pair.shape[1])
+
+
+def test_gumbel_has_the_right_moments_and_tail() -> None:
+    keys = noise_keys(torch.arange(100), torch.arange(100))
+    noise = gumbel_noise(keys, torch.arange(10_000)).flatten().double()
+    assert noise.isfinite().all()
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
+    # P(G > 10) = 1 - exp(-exp(-10)): 45 of a million
+    assert 20 < (noise > 10).sum().item() < 80
