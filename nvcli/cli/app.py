@@ -186,9 +186,10 @@ def root(
 @functools.cache
 def command_line() -> Any:
     """The root with all its commands."""
-    from nvcli.cli.chat import register  # it builds on this module
+    from nvcli.cli import batch, chat  # they build on this module
 
-    register(app)
+    chat.register(app)
+    batch.register(app)
     return typer.main.get_command(app)
 
 

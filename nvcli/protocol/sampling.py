@@ -44,7 +44,7 @@ SAMPLING_FIELDS = (
     "top_logprobs",
 )
 
-# Known fields whose feature comes with the grammar; the value is what is missing.
+# Known fields whose feature comes with the grammar.
 _GRAMMAR = "structured output is not supported yet"
 STRUCTURED_FIELDS = (
     "structured_outputs",
@@ -103,7 +103,7 @@ def refuse_later(fields: Fields) -> None:
         return
     kind = response_format.text("type")
     if kind in ("json_object", "json_schema", "structural_tag"):
-        fields.refuse("response_format", f"{kind} is not supported yet; {_GRAMMAR}")
+        fields.refuse("response_format", f"{kind} needs structured output, which is not there yet")
     if kind != "text":
         response_format.fail("type", "must be one of text, json_object, json_schema")
 

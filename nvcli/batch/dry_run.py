@@ -1,0 +1,185 @@
+"""`--dry-run`: everything about an input that needs only the tokenizer, and how long it may take.
+
+The time is an estimate from the model's size: prefill bound by compute, decode by reading the
+weights and the keys and values once a step, for the GPU that is named in the answer. No GPU is
+touched and torch is not imported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nvcli.batch.feed import prepare_prompts
+from nvcli.batch.identity import IdRegistry
+from nvcli.batch.options import OnDuplicate, Scope
+from nvcli.batch.prescan import MAX_LISTED, Duplicate
+from nvcli.batch.progress import format_duration
+from nvcli.batch.records import Failure, identify, parse_record
+from nvcli.batch.rows import read_rows
+from nvcli.errors import NvcliError
+
+if TYPE_CHECKING:
+    from nvcli.batch.options import BatchOptions
+    from nvcli.batch.records import Record
+    from nvcli.models.config import ModelConfig
+    from nvcli.text import Tokenizer
+
+ASSUMED_OUTPUT_TOKENS = 256  # where a record sets no limit
+# One H200: what kernels reach of 989 TFLOP/s and 4.8 TB/s, and the cost of a step.
+_FLOPS_PER_S = 4.0e14
+_BYTES_PER_S = 3.6e12
+_STEP_S = 1.0e-3
+_DTYPE_BYTES = 2
+
+
+@dataclass(slots=True)
+class DryRun:
+    """What was found; token counts are of the good records."""
+
+    num_records: int = 0
+    num_good: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)  # of the bad ones
+    bad: list[Failure] = field(default_factory=list)
+    duplicates: list[Duplicate] = field(default_factory=list)
+    prompt_tokens: int = 0
+    max_prompt_tokens: int = 0
+    output_tokens: int = 0  # at most, or assumed
+    num_unlimited: int = 0
+    num_sequences: int = 0
+    histogram: Counter[int] = field(default_factory=Counter)  # power of two -> prompts
+    estimate_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "command": "batch",
+            "records": self.num_records,
+            "good": self.num_good,
+            "bad": sum(self.codes.values()),
+            "kinds": dict(self.kinds),
+            "errors": dict(self.codes),
+            "prompt_tokens": self.prompt_tokens,
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "max_output_tokens": self.output_tokens,
+            "records_without_limit": self.num_unlimited,
+            "histogram": {str(k): v for k, v in sorted(self.histogram.items())},
+            "estimate_s": round(self.estimate_s, 3),
+        }
+
+    def lines(self, path: str) -> list[str]:
+        """For people."""
+        num_bad = sum(self.codes.values())
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.most_common())
+        out = [f"{path}: {self.num_records:,} records, {self.num_good:,} good, {num_bad:,} bad"]
+        if kinds:
+            out.append(f"kinds: {kinds}")
+        for failure in self.bad:
+            out.append(f"line {failure.line}: {failure.code}: {failure.message}")
+        if num_bad > len(self.bad):
+            out.append(f"and {num_bad - len(self.bad):,} more bad records")
+        out.append(f"prompt tokens: {self.prompt_tokens:,}, the longest {self.max_prompt_tokens:,}")
+        out += self._bars()
+        limit = f"output tokens: at most {self.output_tokens:,}"
+        if self.num_unlimited:
+            limit += (
+                f" ({ASSUMED_OUTPUT_TOKENS} assumed for {self.num_unlimited:,} without a limit)"
+            )
+        out.append(limit)
+        out.append(f"time: about {format_duration(self.estimate_s)} on one H200")
+        return out
+
+    def _bars(self) -> list[str]:
+        most = max(self.histogram.values(), default=1)
+        return [
+            f"  <= {top:>8,} {count:>10,} {'#' * max(1, 40 * count // most)}"
+            for top, count in sorted(self.histogram.items())
+        ]
+
+
+def dry_run(
+    options: BatchOptions, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int
+) -> DryRun:
+    """Go through the input as a run would, without an engine. Raises what `read_rows` raises."""
+    found = DryRun()
+    ids = IdRegistry(options.on_duplicate)
+    scope = Scope(options)
+    for index, row in enumerate(
+        read_rows(options.input, options.input_format, options.prompt_field)
+    ):
+        identity = identify(row, options.prompt_field)
+        assigned = ids.assign(identity.given_id, row.identity, line=row.line, index=index)
+        if scope.takes(index):
+            found.num_records += 1
+            record = parse_record(row, identity, options, record_id=assigned.id, index=index)
+            if assigned.first_line is not None and options.on_duplicate is OnDuplicate.ERROR:
+                duplicate = Duplicate(assigned.id, assigned.first_line, row.line)
+                found.duplicates.append(duplicate)
+                _add_bad(found, _as_failure(record, "duplicate_id", str(duplicate)))
+            elif isinstance(record, Failure):
+                _add_bad(found, record)
+            else:
+                _add(found, record, tokenizer, max_model_len)
+        if scope.is_over:
+            break
+    found.estimate_s = estimate(found, model)
+    return found
+
+
+def _as_failure(record: Record | Failure, code: str, message: str) -> Failure:
+    return Failure(record.index, record.line, record.id, record.kind, code, message)
+
+
+def _add_bad(found: DryRun, failure: Failure) -> None:
+    found.codes[failure.code] += 1
+    if len(found.bad) < MAX_LISTED:
+        found.bad.append(failure)
+
+
+def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_len: int) -> None:
+    try:
+        prompts = prepare_prompts(record, tokenizer, max_model_len)
+    except NvcliError as error:
+        _add_bad(found, _as_failure(record, error.code, str(error)))
+        return
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    limit = record.sampling.get("max_tokens")
+    if longest + (limit != 0) > max_model_len:
+        message = f"the prompt has {longest:,} tokens, the context holds {max_model_len:,}"
+        _add_bad(found, _as_failure(record, "context_length_exceeded", message))
+        return
+    found.num_good += 1
+    found.kinds[str(record.kind)] += 1
+    found.num_unlimited += limit is None
+    for prompt in prompts:
+        size = len(prompt.token_ids)
+        n = record.sampling.get("best_of") or record.sampling.get("n") or 1
+        room = max_model_len - size
+        found.prompt_tokens += size
+        found.max_prompt_tokens = max(found.max_prompt_tokens, size)
+        found.output_tokens += n * min(ASSUMED_OUTPUT_TOKENS if limit is None else limit, room)
+        found.num_sequences += n
+        found.histogram[1 << max(0, size - 1).bit_length()] += 1
+
+
+def estimate(found: DryRun, model: ModelConfig, num_seqs: int = 256) -> float:
+    """Seconds for prompts and outputs on one H200 in 16 bits, weights loaded."""
+    if not found.num_sequences:
+        return 0.0
+    parameters = num_parameters(model)
+    prefill_s = 2 * parameters * found.prompt_tokens / _FLOPS_PER_S
+    batch = min(num_seqs, found.num_sequences)
+    steps = max(found.output_tokens / batch, found.output_tokens / found.num_sequences)
+    kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _DTYPE_BYTES
+    context = (found.prompt_tokens + found.output_tokens / 2) / found.num_sequences
+    step_bytes = parameters * _DTYPE_BYTES + batch * context * kv_bytes
+    step_s = max(step_bytes / _BYTES_PER_S, 2 * parameters * batch / _FLOPS_PER_S) + _STEP_S
+    return prefill_s + steps * step_s
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Weights that a token passes through, embedding lookups left out."""
+    attention = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+    mlp = 3 * model.hidden_size * model.intermediate_size
+    return model.num_layers * (attention + mlp) + model.vocab_size * model.hidden_size

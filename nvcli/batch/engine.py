@@ -1,0 +1,50 @@
+"""What a batch run needs of an engine; `nvcli.llm.LLM` is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from nvcli.config import EngineConfig
+    from nvcli.engine.engine import Request
+    from nvcli.engine.engine_thread import Sink
+    from nvcli.text import Tokenizer
+    from nvcli.types import SamplingParams
+
+DEFAULT_NUM_SEQS = {"cpu": 16, "cuda": 256}  # the engine's own defaults
+
+
+class BatchEngine(Protocol):
+    """Requests in, outputs to a sink that is called from another thread."""
+
+    config: EngineConfig
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def startup(self) -> Any: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams: ...
+
+    def submit(self, request: Request, sink: Sink) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...
+
+    def stats(self) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+def max_num_seqs(engine: BatchEngine) -> int:
+    """How many sequences the engine runs at once."""
+    if engine.config.max_num_seqs is not None:
+        return engine.config.max_num_seqs
+    device = str(engine.startup.device).partition(":")[0]
+    return DEFAULT_NUM_SEQS.get(device, 256)

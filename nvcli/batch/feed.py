@@ -1,0 +1,215 @@
+"""The feeding thread: reads, checks and tokenizes records ahead of the engine, within the window.
+
+It stops reading when as many records are on their way as the window holds, and goes on when one is
+written: memory does not depend on the input. What it finds goes to the run's queue in input order.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.batch.identity import IdRegistry, record_seed
+from nvcli.batch.options import Scope
+from nvcli.batch.records import Failure, Record, identify, parse_record
+from nvcli.batch.rows import read_rows
+from nvcli.errors import NvcliError, UsageError
+from nvcli.protocol import (
+    ChatRequest,
+    PreparedPrompt,
+    engine_request,
+    prepare_chat,
+    prepare_completion,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nvcli.batch.engine import BatchEngine
+    from nvcli.batch.existing import ExistingOutput
+    from nvcli.batch.options import BatchOptions
+    from nvcli.batch.rows import Row
+    from nvcli.engine.engine import Request
+    from nvcli.text import Tokenizer
+
+logger = logging.getLogger("nvcli")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A record ready for the engine: one request for each of its prompts."""
+
+    position: int  # among the records of this run
+    record: Record
+    prompts: list[PreparedPrompt]
+    requests: list[Request]
+
+
+@dataclass(slots=True)
+class Failed:
+    position: int
+    failure: Failure
+
+
+@dataclass(slots=True)
+class FeedEnd:
+    """The input is read, or cannot be read on."""
+
+    error: NvcliError | None = None
+    num_records: int = 0
+
+
+class Preparer:
+    """From a row to a prepared record or a failure. Needs the engine only for its parameters."""
+
+    def __init__(
+        self, options: BatchOptions, engine: BatchEngine, tokenizer: Tokenizer | None, seed: int
+    ) -> None:
+        self._options = options
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._seed = seed
+
+    def prepare(self, record: Record, position: int) -> Prepared | Failed:
+        try:
+            return self._prepare(record, position)
+        except NvcliError as error:
+            return Failed(position, _failure(record, error))
+        except Exception as error:
+            logger.debug("record at line %d", record.line, exc_info=error)
+            reason = NvcliError(f"the record cannot be prepared: {type(error).__name__}: {error}")
+            return Failed(position, _failure(record, reason))
+
+    def _prepare(self, record: Record, position: int) -> Prepared:
+        prompts = prepare_prompts(record, self._tokenizer, self._engine.max_model_len)
+        requests = []
+        has_seed = "seed" in record.request.sampling
+        for number, prompt in enumerate(prompts):
+            sampling: dict[str, Any] = record.sampling
+            if not has_seed or number > 0:
+                base = record.sampling["seed"] if has_seed else self._seed
+                sampling = {**sampling, "seed": record_seed(base, record.index, number)}
+            requests.append(
+                engine_request(
+                    self._engine,
+                    prompt,
+                    sampling,
+                    request_id=f"batch-{position}-{number}",
+                    is_streaming=False,
+                    priority=record.request.priority,
+                    cache_salt=record.request.cache_salt,
+                )
+            )
+        return Prepared(position, record, prompts, requests)
+
+
+def prepare_prompts(
+    record: Record, tokenizer: Tokenizer | None, max_model_len: int | None
+) -> list[PreparedPrompt]:
+    """Tokenize a record. Raises `NvcliError`s of the record's own making."""
+    request = record.request
+    if not isinstance(request, ChatRequest):
+        return prepare_completion(request, tokenizer, max_model_len=max_model_len)
+    if tokenizer is None:
+        raise UsageError("the model has no tokenizer", hint="Give prompts as token ids.")
+    prompt = prepare_chat(
+        request, tokenizer, enable_thinking=record.enable_thinking, max_model_len=max_model_len
+    )
+    return [prompt]
+
+
+def _failure(record: Record, error: NvcliError) -> Failure:
+    failure = Failure.of(
+        error, index=record.index, line=record.line, id=record.id, kind=record.kind
+    )
+    failure.echo = record.echo
+    return failure
+
+
+class Feed:
+    """Raises nothing: what goes wrong is in the `FeedEnd`."""
+
+    def __init__(
+        self,
+        options: BatchOptions,
+        existing: ExistingOutput | None,
+        preparer: Preparer,
+        put: Callable[[Prepared | Failed | FeedEnd], object],
+        window: int,
+    ) -> None:
+        self._options = options
+        self._existing = existing
+        self._preparer = preparer
+        self._put = put
+        self._slots = threading.Semaphore(window)
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="nvcli-batch-feed", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def release(self) -> None:
+        """A record is written: one more may be read."""
+        self._slots.release()
+
+    def stop(self) -> None:
+        """Read no more. The thread may hang in a read; it is left behind at exit."""
+        self._is_stopped = True
+        self._slots.release()
+
+    def _run(self) -> None:
+        end = FeedEnd()
+        try:
+            for item in self._items(end):
+                self._put(item)
+        except NvcliError as error:
+            end.error = error
+        except Exception as error:
+            logger.debug("the feeding thread ended", exc_info=error)
+            end.error = NvcliError(f"the input cannot be read on: {error}")
+        self._put(end)
+
+    def _items(self, end: FeedEnd) -> Iterator[Prepared | Failed]:
+        options = self._options
+        ids = IdRegistry(options.on_duplicate)
+        scope = Scope(options)
+        rows = read_rows(options.input, options.input_format, options.prompt_field)
+        position = 0
+        for index, row in enumerate(rows):
+            end.num_records += 1
+            identity = identify(row, options.prompt_field)
+            assigned = ids.assign(identity.given_id, row.identity, line=row.line, index=index)
+            is_wanted = scope.takes(index)
+            if is_wanted and not self._is_finished(assigned.key):
+                self._slots.acquire()
+                if self._is_stopped:
+                    return
+                checked = parse_record(row, identity, options, record_id=assigned.id, index=index)
+                if assigned.first_line is not None:
+                    checked = _duplicate(row, checked, assigned.first_line)
+                if isinstance(checked, Failure):
+                    if options.is_strict:
+                        raise UsageError(f"line {checked.line}: {checked.message}")
+                    yield Failed(position, checked)
+                else:
+                    yield self._preparer.prepare(checked, position)
+                position += 1
+            if scope.is_over or self._is_stopped:
+                return
+
+    def _is_finished(self, key: bytes) -> bool:
+        return self._existing is not None and key in self._existing.finished
+
+
+def _duplicate(row: Row, checked: Record | Failure, first_line: int) -> Failure:
+    return Failure(
+        index=checked.index,
+        line=row.line,
+        id=checked.id,
+        kind=checked.kind,
+        code="duplicate_id",
+        message=f"id {checked.id[:80]!r} is that of line {first_line}",
+        echo=checked.echo,
+    )

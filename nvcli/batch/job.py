@@ -1,0 +1,287 @@
+"""A batch job from the flags to the exit code: what is checked before a model is loaded, the run,
+and what is left to do behind it.
+
+    lock and look at OUT -> pre-scan the input -> load -> write OUT.meta.json -> run -> sort, report
+
+Nothing is written before the input has passed its pre-scan and the model is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.batch import existing as existing_output
+from nvcli.batch.fingerprint import RunMeta, draw_seed, fingerprint, meta_path
+from nvcli.batch.options import Order, OutputFormat
+from nvcli.batch.output_lines import LineWriter
+from nvcli.batch.prescan import can_prescan, prescan
+from nvcli.batch.progress import Counts, Progress
+from nvcli.batch.run import BatchRun
+from nvcli.batch.signals import answer_status
+from nvcli.batch.sink import LineSink, OutputError, OutputLock
+from nvcli.errors import ClosedPipeError, NvcliError, TokenizerError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nvcli.batch.engine import BatchEngine
+    from nvcli.batch.existing import ExistingOutput
+    from nvcli.batch.options import BatchOptions
+    from nvcli.config import EngineConfig
+    from nvcli.text import Tokenizer
+
+SOME_FAILED = 4  # exit code: the batch finished, some records failed
+
+
+@dataclass(slots=True)
+class Target:
+    """Where a run writes, and what is there already."""
+
+    options: BatchOptions
+    existing: ExistingOutput | None = None
+    meta: RunMeta | None = None
+
+    @classmethod
+    def check(cls, options: BatchOptions, description: dict[str, Any] | None) -> Target:
+        """Look at the output, change nothing. Raises `UsageError` for one that must not be
+        touched, `OutputError` for one that cannot be written."""
+        target = cls(options)
+        output = options.output
+        if output is None:
+            return target
+        is_there = output.exists() and not options.is_stdin and os.path.exists(options.input)
+        if is_there and os.path.samefile(output, options.input):
+            raise UsageError(f"{output} is the input", hint="Give another -o.")
+        if output.is_dir():
+            raise UsageError(f"{output} is a folder", hint="Give a file: -o FILE.")
+        has_content = output.is_file() and output.stat().st_size > 0
+        if options.continues:
+            target.meta = target._resumed_meta(output, has_content, description or {})
+        elif has_content and not (options.force or options.append):
+            raise UsageError(
+                f"{output} is there already",
+                hint="--resume goes on with it, --force replaces it, --append writes behind it.",
+            )
+        return target
+
+    def _resumed_meta(
+        self, output: Path, has_content: bool, description: dict[str, Any]
+    ) -> RunMeta | None:
+        options = self.options
+        if not has_content:
+            return None
+        try:
+            meta = RunMeta.read(output)
+        except UsageError:
+            if not options.force_resume:
+                raise
+            meta = None
+        if meta is None:
+            if not options.force_resume:
+                raise UsageError(
+                    f"{meta_path(output)} is missing, so {output} cannot be resumed safely",
+                    hint="--force-resume goes on all the same.",
+                )
+            return None
+        if not options.force_resume:
+            meta.check_resumes(description, options.seed)
+        return meta
+
+    def open(self, seed: int, description: dict[str, Any] | None) -> LineSink:
+        """Make the output ready to be written on."""
+        options, output = self.options, self.options.output
+        if output is None:
+            return LineSink.stdout()
+        is_regular = output.is_file() or not output.exists()
+        if is_regular:
+            if options.force and output.exists():
+                _truncate(output)
+            elif output.exists() and output.stat().st_size > 0:
+                existing_output.repair_tail(output)
+            if self.existing is not None and self.existing.num_dropped:
+                existing_output.drop_errors(output)
+            if not options.append and options.output_format is not OutputFormat.TEXT:
+                RunMeta(seed, description or {}).write(output)
+        return LineSink.append_to(output)
+
+    def scan(self) -> None:
+        """Find the finished records of a resumed run."""
+        options, output = self.options, self.options.output
+        if options.continues and output is not None and output.is_file():
+            self.existing = existing_output.scan(
+                output, options.on_duplicate, drop_errors=options.retry_errors
+            )
+
+    def close(self) -> None:
+        """Put a finished output into input order where a resumed run left it otherwise."""
+        options, output = self.options, self.options.output
+        if options.continues and output is not None and output.is_file():
+            existing_output.repair_tail(output)
+            if options.order is Order.INPUT:
+                existing_output.sort_by_index(output)
+
+
+def _truncate(path: Path) -> None:
+    try:
+        os.truncate(path, 0)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def run_job(
+    options: BatchOptions,
+    config: EngineConfig,
+    *,
+    find_model: Callable[[], Path],
+    load: Callable[[], BatchEngine],
+    progress: Progress,
+) -> int:
+    """Run a batch and return its exit code, 0 or 4. Raises `NvcliError`s for every other end; the
+    message says how many records are safe."""
+    with ExitStack() as stack:
+        stack.enter_context(answer_status(lambda: progress.note("starting: no record yet")))
+        if options.output is not None and not _is_device(options.output):
+            stack.enter_context(OutputLock(options.output))
+        description = None
+        if options.output is not None:
+            description = fingerprint(options, config, find_model())
+        target = Target.check(options, description)
+        target.scan()
+        counts = Counts()
+        if target.existing is not None:
+            counts.num_before = target.existing.num_records
+        if can_prescan(options.input):
+            found = prescan(options, target.existing)
+            found.check(options)
+            counts.total = found.num_left
+            if not found.num_left and target.existing is not None and target.existing.num_records:
+                target.close()
+                return _finish(options, counts, target, progress)
+        seed = _seed(options, target.meta)
+        engine = load()
+        stack.callback(engine.close)
+        sink = target.open(seed, description)
+        _run(options, engine, sink, target, counts, progress, seed)
+        target.close()
+        _write_stats(options, engine, counts)
+        return _finish(options, counts, target, progress)
+
+
+def _run(
+    options: BatchOptions,
+    engine: BatchEngine,
+    sink: LineSink,
+    target: Target,
+    counts: Counts,
+    progress: Progress,
+    seed: int,
+) -> None:
+    tokenizer = tokenizer_of(engine)
+    counts.started = time.monotonic()
+    run = BatchRun(
+        options,
+        engine,
+        tokenizer=tokenizer,
+        sink=sink,
+        lines=LineWriter(
+            options.output_format, engine.model_name, options.include_thinking, tokenizer
+        ),
+        counts=counts,
+        progress=progress,
+        seed=seed,
+        existing=target.existing,
+    )
+    try:
+        try:
+            run.execute()
+        finally:
+            sink.close()
+    except ClosedPipeError:
+        raise
+    except NvcliError as error:
+        progress.finish(counts)
+        _say_what_is_safe(error, options, counts)
+        with suppress(OutputError):  # the first error is the one to tell
+            _write_stats(options, engine, counts)
+        raise
+
+
+def _say_what_is_safe(error: NvcliError, options: BatchOptions, counts: Counts) -> None:
+    safe = counts.num_before + counts.num_written
+    noun = "record is" if safe == 1 else "records are"
+    place = str(options.output) if options.output is not None else "standard output"
+    error.message = f"{error.message}; {safe:,} {noun} safe in {place}"
+    error.args = (error.message,)
+    if options.output is None:
+        return
+    if options.output_format is OutputFormat.TEXT or options.append:
+        return
+    error.hint = "Run the same command with --resume to go on."
+
+
+def tokenizer_of(engine: BatchEngine) -> Tokenizer | None:
+    try:
+        return engine.tokenizer
+    except TokenizerError:
+        return None
+
+
+def _seed(options: BatchOptions, meta: RunMeta | None) -> int:
+    if options.seed is not None:
+        return options.seed
+    return meta.seed if meta is not None else draw_seed()
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _finish(options: BatchOptions, counts: Counts, target: Target, progress: Progress) -> int:
+    progress.finish(counts)
+    failed = counts.num_failed + (target.existing.num_errors if target.existing else 0)
+    if not failed:
+        return 0
+    done = counts.num_before + counts.num_written
+    hint = ""
+    if options.output is not None and options.output_format is not OutputFormat.TEXT:
+        hint = "; --retry-errors runs them again"
+    progress.note(f"nvcli: {failed:,} of {done:,} records failed{hint}")
+    return SOME_FAILED
+
+
+def _write_stats(options: BatchOptions, engine: BatchEngine, counts: Counts) -> None:
+    if options.stats_json is None:
+        return
+    stats = engine.stats()
+    elapsed = counts.elapsed_s
+    value = {
+        "command": "batch",
+        "model": engine.model_name,
+        "usage": {
+            "prompt_tokens": counts.prompt_tokens,
+            "completion_tokens": counts.completion_tokens,
+            "total_tokens": counts.prompt_tokens + counts.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": counts.cached_tokens},
+        },
+        "timings": {
+            "total_ms": round(elapsed * 1000, 3),
+            "tokens_per_s": round(counts.completion_tokens / max(elapsed, 1e-9), 2),
+            "records_per_s": round(counts.num_written / max(elapsed, 1e-9), 3),
+        },
+        "records": {
+            "written": counts.num_written,
+            "failed": counts.num_failed,
+            "resumed": counts.num_before,
+        },
+        "engine": asdict(stats) if is_dataclass(stats) and not isinstance(stats, type) else None,
+    }
+    try:
+        options.stats_json.write_text(json.dumps(value, default=str) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {options.stats_json}: {error.strerror}") from error

@@ -1,0 +1,233 @@
+"""Output lines: one JSON object a record, in ASCII, on one physical line.
+
+Simple records are `{"index", "id", "text", "thinking"?, "finish_reason", "usage", "timings",
+"error"}`; OpenAI's lines get OpenAI's envelope with `index` beside it. A failure has the same keys
+with null where there is nothing. What `--echo` copies stands under `input`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from nvcli.batch.options import OutputFormat
+from nvcli.batch.records import Failure, Kind
+from nvcli.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    chat_body,
+    completion_body,
+    tool_call_body,
+    usage_body,
+)
+from nvcli.text.unicode import repair_surrogates
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nvcli.batch.records import Record
+    from nvcli.protocol import PreparedPrompt
+    from nvcli.text import Tokenizer
+    from nvcli.types import RequestOutput, RequestTimes
+
+_SURROGATE = re.compile(r"\\ud[89a-f]")
+_CONTROL = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@dataclass(frozen=True, slots=True)
+class LineWriter:
+    """Turns ended records into lines."""
+
+    output_format: OutputFormat
+    model: str
+    include_thinking: bool = False
+    tokenizer: Tokenizer | None = None
+
+    def _is_openai(self, kind: Kind | None) -> bool:
+        if self.output_format is OutputFormat.AUTO:
+            return kind is Kind.OPENAI
+        return self.output_format is OutputFormat.OPENAI
+
+    def failure(self, failure: Failure) -> bytes:
+        if self.output_format is OutputFormat.TEXT:
+            return b"\n"
+        error = {"code": failure.code, "message": failure.message, "line": failure.line}
+        if not self._is_openai(failure.kind):
+            return encode_line(
+                {
+                    "index": failure.index,
+                    "id": failure.id,
+                    "text": None,
+                    "finish_reason": None,
+                    "usage": None,
+                    "timings": None,
+                    "error": error,
+                    **_input(failure),
+                }
+            )
+        kind = "invalid_request_error" if failure.status < 500 else "server_error"
+        body = {"message": failure.message, "type": kind, "param": failure.param}
+        response = {
+            "status_code": failure.status,
+            "request_id": _short_id("req", failure.id, failure.index),
+            "body": {"error": {**body, "code": failure.code}},
+        }
+        return encode_line(self._envelope(failure, response, error))
+
+    def success(
+        self,
+        record: Record,
+        prompts: Sequence[PreparedPrompt],
+        outputs: Sequence[Sequence[RequestOutput]],
+    ) -> bytes:
+        """The line of a record whose outputs are all there: for each prompt, the n in order."""
+        if self.output_format is OutputFormat.TEXT:
+            return text_line(outputs[0][0].text)
+        if not self._is_openai(record.kind):
+            return encode_line(self._simple(record, outputs))
+        body = self._body(record, prompts, outputs)
+        response = {
+            "status_code": 200,
+            "request_id": _short_id("req", record.id, record.index),
+            "body": body,
+        }
+        return encode_line(self._envelope(record, response, None))
+
+    def _envelope(
+        self, record: Record | Failure, response: dict[str, Any], error: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        return {
+            "id": _short_id("batch_req", record.id, record.index),
+            "custom_id": record.id,
+            "index": record.index,
+            "response": response,
+            "error": error,
+            **_input(record),
+        }
+
+    def _body(
+        self,
+        record: Record,
+        prompts: Sequence[PreparedPrompt],
+        outputs: Sequence[Sequence[RequestOutput]],
+    ) -> dict[str, Any]:
+        created = int(time.time())
+        if isinstance(record.request, ChatRequest):
+            return chat_body(
+                record.request,
+                outputs[0],
+                response_id=_short_id("chatcmpl", record.id, record.index),
+                created=created,
+                model=self.model,
+                tokenizer=self.tokenizer,
+                num_truncated_tokens=prompts[0].num_truncated_tokens,
+            )
+        return completion_body(
+            record.request,
+            outputs,
+            response_id=_short_id("cmpl", record.id, record.index),
+            created=created,
+            model=self.model,
+            tokenizer=self.tokenizer,
+            prompt_token_ids=[prompt.token_ids for prompt in prompts],
+        )
+
+    def _simple(self, record: Record, outputs: Sequence[Sequence[RequestOutput]]) -> dict[str, Any]:
+        first = outputs[0][0]
+        value: dict[str, Any] = {"index": record.index, "id": record.id}
+        value |= self._answer(record, first)
+        every = [output for group in outputs for output in group]
+        if len(every) > 1:
+            value["choices"] = [self._answer(record, output) for output in every]
+        usage = usage_body(outputs)
+        value["usage"] = usage
+        completion_tokens = first.usage.completion_tokens
+        value["timings"] = None if first.times is None else timings(first.times, completion_tokens)
+        return {**value, "error": None, **_input(record)}
+
+    def _answer(self, record: Record, output: RequestOutput) -> dict[str, Any]:
+        answer: dict[str, Any] = {"text": output.text}
+        if self.include_thinking:
+            answer["thinking"] = output.reasoning
+        if output.tool_calls:
+            answer["tool_calls"] = [tool_call_body(call) for call in output.tool_calls]
+        if output.logprobs is not None:
+            answer["logprobs"] = [
+                {"id": lp.token_id, "logprob": lp.logprob, "top": [list(pair) for pair in lp.top]}
+                for lp in output.logprobs
+            ]
+        request = record.request
+        if self.tokenizer is None or (
+            isinstance(request, CompletionRequest) and request.return_token_ids
+        ):
+            answer["token_ids"] = list(output.token_ids)
+        answer["finish_reason"] = output.finish_reason
+        return answer
+
+
+def timings(times: RequestTimes, num_tokens: int) -> dict[str, float | None]:
+    """Milliseconds, and the decode speed; null for what has no value."""
+
+    def ms(seconds: float | None) -> float | None:
+        return None if seconds is None else round(seconds * 1000, 3)
+
+    speed = times.tokens_per_s(num_tokens)
+    return {
+        "queue_ms": ms(times.queue_s),
+        "ttft_ms": ms(times.ttft_s),
+        "decode_ms": ms(times.decode_s),
+        "total_ms": ms(times.total_s),
+        "tokens_per_s": None if speed is None else round(speed, 2),
+    }
+
+
+def _input(record: Record | Failure) -> dict[str, Any]:
+    """The fields that `--echo` copies, under one key: their names may be ours."""
+    return {"input": record.echo} if record.echo else {}
+
+
+def _short_id(prefix: str, record_id: str, index: int) -> str:
+    data = f"{index} {record_id}".encode("utf-8", "surrogatepass")
+    return f"{prefix}-{blake2b(data, digest_size=12).hexdigest()}"
+
+
+# --- encoding ------------------------------------------------------------------------------------
+
+_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def encode_line(value: dict[str, Any]) -> bytes:
+    """ASCII JSON and LF. Lone surrogates become U+FFFD, infinities null: the line always reads."""
+    try:
+        text = _ENCODER.encode(value)
+    except ValueError:
+        text = _ENCODER.encode(_clean(value))
+    if _SURROGATE.search(text):
+        text = _ENCODER.encode(_clean(value))
+    return text.encode("ascii") + b"\n"
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return repair_surrogates(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {_clean(k): _clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value
+
+
+def text_line(text: str) -> bytes:
+    """One answer as one line: backslashes and control characters are escaped as JSON does."""
+
+    def escape(match: re.Match[str]) -> str:
+        return json.dumps(match[0])[1:-1] if match[0] < "\x7f" else f"\\u{ord(match[0]):04x}"
+
+    return _CONTROL.sub(escape, repair_surrogates(text)).encode("utf-8") + b"\n"

@@ -1,0 +1,105 @@
+"""A first pass over a regular file, without a model: how many records, which are bad, which twice.
+
+What is found here costs seconds; found on the way it would cost the run.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvcli.batch.identity import IdRegistry
+from nvcli.batch.options import OnDuplicate, Scope
+from nvcli.batch.records import Failure, identify, parse_record
+from nvcli.batch.rows import read_rows
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvcli.batch.existing import ExistingOutput
+    from nvcli.batch.options import BatchOptions
+
+MAX_LISTED = 20
+
+
+@dataclass(slots=True)
+class Duplicate:
+    id: str
+    first_line: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"id {self.id[:80]!r} of line {self.line} is that of line {self.first_line}"
+
+
+@dataclass(slots=True)
+class Prescan:
+    """What a pass found; lists hold the first few only."""
+
+    num_records: int = 0  # in the input
+    num_in_scope: int = 0  # after --skip, --shard and --limit
+    num_left: int = 0  # of them, those that an earlier run has not finished
+    num_bad: int = 0
+    bad: list[Failure] = field(default_factory=list)
+    num_duplicates: int = 0
+    duplicates: list[Duplicate] = field(default_factory=list)
+
+    def check(self, options: BatchOptions) -> None:
+        """Raises `UsageError` for duplicates, and for bad lines under `--strict`."""
+        if self.duplicates and options.on_duplicate is OnDuplicate.ERROR:
+            more = f" ({self.num_duplicates} duplicates in all)" if self.num_duplicates > 1 else ""
+            raise UsageError(
+                f"{options.input}: {self.duplicates[0]}{more}",
+                hint="Make ids unique, or use --on-duplicate suffix or keep.",
+            )
+        if self.bad and options.is_strict:
+            first = self.bad[0]
+            more = f" ({self.num_bad} bad records in all)" if self.num_bad > 1 else ""
+            raise UsageError(
+                f"{options.input}, line {first.line}: {first.message}{more}",
+                hint="Without --strict a bad record becomes an error record.",
+            )
+
+
+def can_prescan(path: str) -> bool:
+    """Whether the input can be read twice: a regular file that is there."""
+    if path == "-":
+        return False
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return True  # opening it says what is wrong
+
+
+def prescan(options: BatchOptions, existing: ExistingOutput | None = None) -> Prescan:
+    """Read the input once: JSON, kinds and ids; under `--strict` every field that needs no model.
+
+    Raises what `read_rows` raises.
+    """
+    found = Prescan()
+    ids = IdRegistry(options.on_duplicate)
+    scope = Scope(options)
+    for index, row in enumerate(
+        read_rows(options.input, options.input_format, options.prompt_field)
+    ):
+        found.num_records += 1
+        identity = identify(row, options.prompt_field)
+        assigned = ids.assign(identity.given_id, row.identity, line=row.line, index=index)
+        if assigned.first_line is not None:
+            found.num_duplicates += 1
+            if len(found.duplicates) < MAX_LISTED:
+                duplicate = Duplicate(assigned.id, assigned.first_line, row.line)
+                found.duplicates.append(duplicate)
+        if scope.takes(index):
+            found.num_in_scope += 1
+            found.num_left += existing is None or assigned.key not in existing.finished
+            if options.is_strict or identity.problem is not None:
+                checked = parse_record(row, identity, options, record_id=assigned.id, index=index)
+                if isinstance(checked, Failure):
+                    found.num_bad += 1
+                    if len(found.bad) < MAX_LISTED:
+                        found.bad.append(checked)
+        if scope.is_over:
+            break
+    return found

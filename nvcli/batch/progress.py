@@ -1,0 +1,177 @@
+"""Progress on standard error: a bar that redraws itself, plain lines, or JSON for schedulers.
+
+`auto` is a bar on a terminal. Without one it is plain lines, the first after half a minute: a short
+run in a pipe says nothing, a long one under nohup leaves a trace. SIGUSR1 asks for a line any time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+from nvcli.batch.options import ProgressMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_INTERVAL_S = {ProgressMode.BAR: 0.2, ProgressMode.PLAIN: 10.0, ProgressMode.JSON: 1.0}
+_QUIET_INTERVAL_S = 60.0
+_QUIET_START_S = 30.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """Where a run stands. `total` is None while the input's length is not known."""
+
+    total: int | None = None  # records of this run
+    num_before: int = 0  # records that an earlier run finished
+    num_written: int = 0
+    num_failed: int = 0
+    num_running: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.completion_tokens / max(self.elapsed_s, 1e-9)
+
+    @property
+    def eta_s(self) -> float | None:
+        if self.total is None or self.num_written == 0:
+            return None
+        return (self.total - self.num_written) * self.elapsed_s / self.num_written
+
+    def as_json(self) -> dict[str, Any]:
+        eta = self.eta_s
+        return {
+            "event": "progress",
+            "records": self.num_written,
+            "total": self.total,
+            "resumed": self.num_before,
+            "failed": self.num_failed,
+            "running": self.num_running,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "eta_s": None if eta is None else round(eta, 1),
+        }
+
+    def as_text(self) -> str:
+        of = "" if self.total is None else f"/{self.total:,}"
+        parts = [f"{self.num_written:,}{of} records"]
+        if self.total:
+            parts[0] += f" ({100 * self.num_written // self.total} %)"
+        if self.num_failed:
+            parts.append(f"{self.num_failed:,} failed")
+        if self.num_running:
+            parts.append(f"{self.num_running:,} running")
+        parts.append(f"{self.tokens_per_s:,.0f} tok/s")
+        if self.eta_s is not None and self.num_written != self.total:
+            parts.append(f"{format_duration(self.eta_s)} left")
+        return " · ".join(parts)
+
+
+def format_duration(seconds: float) -> str:
+    """`42 s`, `3 min 10 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class Progress:
+    """Writes to `stream`; a stream that is gone or full is not worth ending a run for."""
+
+    def __init__(
+        self,
+        mode: ProgressMode,
+        stream: TextIO | None = None,
+        *,
+        is_quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._clock = clock
+        self._is_terminal = self._stream.isatty()
+        is_dumb = os.environ.get("TERM", "dumb") == "dumb"
+        self._is_silent = False  # plain lines of `auto`: rare, and late
+        if mode is ProgressMode.AUTO:
+            self._is_silent = not self._is_terminal or is_dumb
+            mode = ProgressMode.PLAIN if self._is_silent else ProgressMode.BAR
+            if is_quiet:
+                mode = ProgressMode.NONE
+        self._mode = mode
+        self._is_quiet = is_quiet
+        self._interval_s = _QUIET_INTERVAL_S if self._is_silent else _INTERVAL_S.get(mode, 60.0)
+        self._next = clock() + (_QUIET_START_S if self._is_silent else 0.0)
+        self._has_bar = False
+
+    @property
+    def interval_s(self) -> float:
+        """How long the run may sleep without a call of `update`."""
+        return self._interval_s
+
+    def update(self, counts: Counts) -> None:
+        """Show where the run stands, if it is time."""
+        now = self._clock()
+        if self._mode is ProgressMode.NONE or now < self._next:
+            return
+        self._next = now + self._interval_s
+        if self._mode is ProgressMode.BAR:
+            self._draw(counts.as_text())
+        elif self._mode is ProgressMode.JSON:
+            self._write(json.dumps(counts.as_json()) + "\n")
+        else:
+            self._write(counts.as_text() + "\n")
+
+    def status(self, counts: Counts) -> None:
+        """One line now, because somebody asked."""
+        if self._mode is ProgressMode.JSON:
+            self._write(json.dumps(counts.as_json()) + "\n")
+        else:
+            self.note(counts.as_text())
+
+    def note(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        self._clear()
+        self._write(text + "\n")
+
+    def finish(self, counts: Counts) -> None:
+        """The last state; a run that spoke so far also says how it ended."""
+        self._clear()
+        if self._mode is ProgressMode.JSON:
+            self._write(json.dumps({**counts.as_json(), "event": "done"}) + "\n")
+        elif self._mode is not ProgressMode.NONE and not self._is_silent:
+            took = format_duration(counts.elapsed_s)
+            tokens = f"{counts.prompt_tokens:,} + {counts.completion_tokens:,} tokens"
+            self._write(f"{counts.as_text()} · {tokens} in {took}\n")
+
+    def _draw(self, text: str) -> None:
+        width = shutil.get_terminal_size().columns
+        self._write(f"\r\x1b[K{text[: width - 1]}")
+        self._has_bar = True
+
+    def _clear(self) -> None:
+        if self._has_bar:
+            self._write("\r\x1b[K")
+            self._has_bar = False
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()

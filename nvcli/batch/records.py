@@ -1,0 +1,264 @@
+"""Records: rows with a meaning. Four kinds may be mixed in one input:
+
+    {"prompt": ...}                                 a user message, or text to continue (raw)
+    {"messages": [...]}                             a conversation
+    {"custom_id", "method", "url", "body"}          OpenAI's batch line, chat or completions
+
+`identify` looks only at kind and id, which is what a pre-scan of the input needs; `parse_record`
+checks everything that can be checked without a model, through the server's own protocol layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from nvcli.batch.rows import Problem
+from nvcli.errors import InvalidParameterError, NvcliError
+from nvcli.protocol import (
+    DEFAULT_MAX_TOKENS,
+    GENERATION_FIELDS,
+    ChatRequest,
+    CompletionRequest,
+    UnsupportedEndpointError,
+    parse_chat,
+    parse_completion,
+)
+from nvcli.text.unicode import repair_surrogates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nvcli.batch.options import BatchOptions
+    from nvcli.batch.rows import Row
+
+CHAT_URL = "/v1/chat/completions"
+COMPLETIONS_URL = "/v1/completions"
+_KNOWN_URLS = ("/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score")
+_SIMPLE_FIELDS = frozenset(GENERATION_FIELDS)
+
+
+class Kind(StrEnum):
+    PROMPT = "prompt"
+    MESSAGES = "messages"
+    OPENAI = "openai"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a row says of itself; `kind` is None where it says nothing that we know."""
+
+    kind: Kind | None
+    given_id: str | None
+    problem: Problem | None
+
+
+@dataclass(slots=True)
+class Record:
+    """A checked record; `request` has everything of it that decides the answer."""
+
+    index: int  # in the whole input, bad rows counted
+    line: int
+    id: str
+    kind: Kind
+    request: ChatRequest | CompletionRequest
+    sampling: dict[str, Any]  # the record's own over the run's flags
+    enable_thinking: bool = True
+    echo: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Failure:
+    """A record that ends as an error; it has an output line like any other."""
+
+    index: int
+    line: int
+    id: str
+    kind: Kind | None
+    code: str
+    message: str
+    status: int = 400
+    param: str | None = None
+    echo: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: NvcliError, *, index: int, line: int, id: str, kind: Kind | None) -> Failure:
+        return cls(
+            index=index,
+            line=line,
+            id=id,
+            kind=kind,
+            code=error.code,
+            message=str(error),
+            status=error.http_status,
+            param=error.param,
+        )
+
+
+def identify(row: Row, prompt_field: str | None = None) -> Identity:
+    """The kind and id of a row; a row with a problem keeps its id if it has a usable one."""
+    if row.problem is not None:
+        return Identity(None, None, row.problem)
+    value = row.value
+    if not isinstance(value, dict):
+        return Identity(None, None, Problem("invalid_record", "the record is no JSON object"))
+    kind = _kind_of(value, prompt_field)
+    name = "custom_id" if kind is Kind.OPENAI or "id" not in value else "id"
+    given_id, problem = _given_id(value.get(name), name)
+    if problem is None and kind is None:
+        field_name = prompt_field or "prompt"
+        message = f"the record has neither {field_name}, nor messages, nor url and body"
+        problem = Problem("invalid_record", message)
+    return Identity(kind, given_id, problem)
+
+
+def _kind_of(value: Mapping[str, Any], prompt_field: str | None) -> Kind | None:
+    if "body" in value or "url" in value:
+        return Kind.OPENAI
+    if "messages" in value:
+        return Kind.MESSAGES
+    if "prompt" in value or (prompt_field is not None and prompt_field in value):
+        return Kind.PROMPT
+    return None
+
+
+def _given_id(value: object, name: str) -> tuple[str | None, Problem | None]:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**40:
+        return str(value), None
+    if value is None:
+        return None, None
+    if not isinstance(value, str):
+        return None, Problem("invalid_id", f"{name} must be text or a whole number")
+    if value == "":
+        return None, Problem("invalid_id", f"{name} is empty")
+    return repair_surrogates(value), None
+
+
+def parse_record(
+    row: Row, identity: Identity, options: BatchOptions, *, record_id: str, index: int
+) -> Record | Failure:
+    """Check a row whole. Never raises for the row's sake."""
+    kind = identity.kind
+    echo = read_echo(row, options)
+    if identity.problem is not None or kind is None:
+        problem = identity.problem or Problem("invalid_record", "the record has no known kind")
+        return Failure(index, row.line, record_id, kind, problem.code, problem.message, echo=echo)
+    try:
+        request, enable_thinking, sampling = _request(row.value, kind, options)
+    except RecursionError:
+        error: NvcliError = InvalidParameterError("the record is nested too deep")
+    except NvcliError as exc:
+        error = exc
+    else:
+        return Record(
+            index=index,
+            line=row.line,
+            id=record_id,
+            kind=kind,
+            request=request,
+            sampling=sampling,
+            enable_thinking=enable_thinking,
+            echo=echo,
+        )
+    failure = Failure.of(error, index=index, line=row.line, id=record_id, kind=kind)
+    failure.echo = echo
+    return failure
+
+
+def read_echo(row: Row, options: BatchOptions) -> dict[str, Any]:
+    """The input fields that are copied to the output; null where a record lacks one."""
+    if not options.echo or not isinstance(row.value, dict):
+        return {}
+    return {name: row.value.get(name) for name in options.echo}
+
+
+def _request(
+    value: dict[str, Any], kind: Kind, options: BatchOptions
+) -> tuple[ChatRequest | CompletionRequest, bool, dict[str, Any]]:
+    is_thinking = options.think is not False
+    request: ChatRequest | CompletionRequest
+    if kind is Kind.OPENAI:
+        url = _endpoint(value)
+        body = value.get("body")
+        if url == CHAT_URL:
+            request = parse_chat(_with_system(body, options))
+        else:
+            request = parse_completion(body)
+    elif kind is Kind.MESSAGES:
+        body = {k: v for k, v in value.items() if k in _SIMPLE_FIELDS}
+        request = parse_chat(_with_system({**body, "messages": value["messages"]}, options))
+    else:
+        request = _prompt_request(value, options)
+    sampling = {**options.sampling, **request.sampling}
+    if isinstance(request, CompletionRequest):
+        sampling.pop("thinking_budget", None)
+        if kind is Kind.OPENAI:
+            sampling.setdefault("max_tokens", DEFAULT_MAX_TOKENS)
+    else:
+        if request.thinking.enabled is not None:
+            is_thinking = request.thinking.enabled
+        if not is_thinking:
+            sampling.pop("thinking_budget", None)
+    return request, is_thinking, sampling
+
+
+def _prompt_request(
+    value: dict[str, Any], options: BatchOptions
+) -> ChatRequest | CompletionRequest:
+    name = "prompt"
+    if options.prompt_field is not None and options.prompt_field in value:
+        name = options.prompt_field
+    prompt = value[name]
+    is_raw = value.get("raw", options.is_raw)
+    if not isinstance(is_raw, bool):
+        raise InvalidParameterError("raw must be true or false", param="raw")
+    body = {k: v for k, v in value.items() if k in _SIMPLE_FIELDS}
+    is_ids = isinstance(prompt, list) and not any(isinstance(item, str | list) for item in prompt)
+    if is_ids or (is_raw and isinstance(prompt, str)):
+        return parse_completion({**body, "prompt": prompt})
+    if not isinstance(prompt, str):
+        raise InvalidParameterError(f"{name} must be text or token ids", param=name)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
+    system = value.get("system")
+    if system is not None:
+        if not isinstance(system, str):
+            raise InvalidParameterError("system must be text", param="system")
+        messages.insert(0, {"role": "system", "content": system})
+    return parse_chat(_with_system({**body, "messages": messages}, options))
+
+
+def _with_system(body: Any, options: BatchOptions) -> Any:
+    """The run's system prompt before a conversation that has none."""
+    if options.system is None or not isinstance(body, dict):
+        return body
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return body
+    for message in messages:
+        if isinstance(message, dict) and message.get("role") in ("system", "developer"):
+            return body
+    return {**body, "messages": [{"role": "system", "content": options.system}, *messages]}
+
+
+def _endpoint(value: Mapping[str, Any]) -> str:
+    method = value.get("method")
+    if method is not None and (not isinstance(method, str) or method.upper() != "POST"):
+        raise InvalidParameterError("method must be POST", param="method")
+    url = value.get("url")
+    if not isinstance(url, str):
+        raise InvalidParameterError("url is missing", param="url")
+    try:
+        path = urlsplit(url).path.rstrip("/")
+    except ValueError as error:
+        raise InvalidParameterError("url cannot be read", param="url") from error
+    if path in (CHAT_URL, COMPLETIONS_URL):
+        return path
+    if path in _KNOWN_URLS:
+        raise UnsupportedEndpointError(f"url: {path} is not supported yet", param="url")
+    raise UnsupportedEndpointError(
+        f"url: there is no endpoint {path[:80]!r}",
+        hint=f"Use {CHAT_URL} or {COMPLETIONS_URL}.",
+        param="url",
+    )

@@ -1,0 +1,239 @@
+"""Bytes in, lines out: plain, gzip or zstd by magic, from a file or standard input.
+
+Lines end at LF and nowhere else (U+2028, U+0085 and a bare CR are text); one CR before it and a
+byte order mark at the start are dropped. Reads are unbuffered, so that a line of a pipe is seen as
+soon as it is there, and bounded, so that memory stays flat whatever a file unpacks to.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nvcli.errors import NvcliError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+CHUNK_BYTES = 256 * 1024
+MAX_PIECE_BYTES = 4 * CHUNK_BYTES  # unpacked at once
+MAX_LINE_BYTES = 64 * 1024 * 1024  # a longer line costs one error record, not our memory
+BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+class InputError(NvcliError):
+    """The input cannot be read to its end; what was read before is good."""
+
+    code = "input_error"
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+@contextmanager
+def open_chunks(path: str) -> Iterator[Iterator[bytes]]:
+    """The unpacked bytes of a file, or of standard input for `-`.
+
+    Raises `UsageError` for a file that cannot be opened; reading raises `InputError`.
+    """
+    name = "standard input" if path == "-" else path
+    fd = 0 if path == "-" else _open(path)
+    try:
+        yield _unpack(_read(fd, name), name)
+    finally:
+        if path != "-":
+            os.close(fd)
+
+
+def _open(path: str) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    if os.path.isdir(path):
+        os.close(fd)
+        raise UsageError(f"cannot read {path}: it is a folder")
+    return fd
+
+
+def _read(fd: int, name: str) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = os.read(fd, CHUNK_BYTES)
+        except OSError as error:
+            raise InputError(f"cannot read {name}: {error.strerror}") from error
+        if not chunk:
+            return
+        yield chunk
+
+
+def _unpack(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    head = b""
+    for chunk in chunks:
+        head += chunk
+        if not any(magic.startswith(head) and head != magic for magic in (_GZIP, _ZSTD)):
+            break  # enough to tell
+    if not head:
+        return
+    rest = _chain(head, chunks)
+    if head.startswith(_GZIP):
+        yield from _decompress(rest, _new_gzip, _GZIP, f"{name} (gzip)")
+    elif head.startswith(_ZSTD):
+        yield from _decompress(rest, _zstd_factory(name), _ZSTD, f"{name} (zstd)")
+    else:
+        yield from rest
+
+
+def _chain(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
+    yield head
+    yield from chunks
+
+
+class _Gzip:
+    """zlib's decompressor, giving its output in bounded pieces."""
+
+    def __init__(self) -> None:
+        self._inner = zlib.decompressobj(wbits=31)
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data
+
+    @property
+    def pending(self) -> bytes:
+        return self._inner.unconsumed_tail
+
+    def decompress(self, data: bytes, /) -> bytes:
+        return self._inner.decompress(data, MAX_PIECE_BYTES)
+
+
+def _new_gzip() -> _Decompressor:
+    return _Gzip()
+
+
+def _zstd_factory(name: str) -> Callable[[], _Decompressor]:
+    from importlib import import_module
+
+    try:
+        module: Any = import_module("compression.zstd")  # Python 3.14
+        new: Callable[[], _Decompressor] = module.ZstdDecompressor
+        return new
+    except ImportError:
+        pass
+    try:
+        module = import_module("zstandard")
+    except ImportError:
+        raise UsageError(
+            f"{name} is packed with zstd, which needs the Python package zstandard",
+            hint="Run 'pip install zstandard', or unpack it: zstd -dc FILE | nvcli batch -",
+        ) from None
+    return lambda: module.ZstdDecompressor().decompressobj()
+
+
+def _decompress(
+    chunks: Iterator[bytes], new: Callable[[], _Decompressor], magic: bytes, name: str
+) -> Iterator[bytes]:
+    """All members or frames, one after the other; zeros behind the last are padding."""
+    unpacker: _Decompressor | None = None
+    data = b""
+    for chunk in chunks:
+        data += chunk
+        has_more = False  # the last piece was as long as allowed: more may be held back
+        while data or has_more:
+            if unpacker is None:
+                if magic.startswith(data[: len(magic)]) and len(data) < len(magic):
+                    break  # the next member begins at the edge of a chunk
+                if not data.strip(b"\0"):
+                    data = b""
+                    break
+                if not data.startswith(magic):
+                    raise InputError(f"cannot read {name}: something else follows the packed data")
+                unpacker = new()
+            try:
+                piece = unpacker.decompress(data)
+            except Exception as error:  # each library has its own
+                raise InputError(f"cannot read {name}: {error or 'corrupt data'}") from error
+            if piece:
+                yield piece
+            has_more = len(piece) >= MAX_PIECE_BYTES and not unpacker.eof
+            if unpacker.eof:
+                data, unpacker = unpacker.unused_data, None
+            else:
+                data = getattr(unpacker, "pending", b"")
+    if unpacker is not None or data.strip(b"\0"):
+        raise InputError(f"cannot read {name}: it ends in the middle of the packed data")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line without its end; `data` is None where it is longer than `MAX_LINE_BYTES`."""
+
+    number: int  # from 1
+    data: bytes | None
+
+
+class LineSplitter:
+    """Splits bytes that come in any pieces; the pieces make no difference."""
+
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._number = 0
+
+    def feed(self, chunk: bytes) -> list[Line]:
+        """The lines that end in this chunk."""
+        *ends, tail = chunk.split(b"\n")
+        lines = []
+        for end in ends:
+            self._hold(end)
+            lines.append(self._take())
+        self._hold(tail)
+        return lines
+
+    def finish(self) -> list[Line]:
+        """The last line, where the input does not end in LF."""
+        return [self._take()] if self._size else []
+
+    def _hold(self, piece: bytes) -> None:
+        if not piece:
+            return
+        self._size += len(piece)
+        if self._size <= self._max_bytes + len(BOM) + 1:
+            self._pieces.append(piece)
+        else:
+            self._pieces.clear()
+
+    def _take(self) -> Line:
+        data: bytes | None = b"".join(self._pieces)
+        is_dropped = bool(self._size and not self._pieces)
+        self._number += 1
+        assert data is not None
+        if self._number == 1:
+            data = data.removeprefix(BOM)
+        data = data.removesuffix(b"\r")
+        if is_dropped or len(data) > self._max_bytes:
+            data = None
+        self._pieces, self._size = [], 0
+        return Line(self._number, data)
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
+    splitter = LineSplitter()
+    for chunk in chunks:
+        yield from splitter.feed(chunk)
+    yield from splitter.finish()

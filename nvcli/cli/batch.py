@@ -1,0 +1,358 @@
+"""`nvcli batch`: answer a file of prompts, one output line for each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nvcli.batch.options import (
+    BatchOptions,
+    InputFormat,
+    OnDuplicate,
+    Order,
+    OutputFormat,
+    ProgressMode,
+    Shard,
+    parse_shard,
+)
+from nvcli.cli import options  # noqa: TC001 - Typer reads the annotations of `batch`
+from nvcli.cli.app import Command, settings_of
+from nvcli.cli.chat import DEMO_NOTICE, check_sampling
+from nvcli.cli.console import print_text
+from nvcli.cli.options import INPUT, OUTPUT, _choice, _option, _parser
+from nvcli.cli.prompt_input import text_or_file
+from nvcli.config import DEFAULT_MODEL, EngineConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from enum import StrEnum
+
+    from nvcli.batch.engine import BatchEngine
+    from nvcli.repl.screen import Screen
+
+RESUMING = "Resuming"
+RUNNING = "Running"
+
+
+class BatchCommand(Command):
+    examples = """\
+nvcli batch prompts.jsonl -o answers.jsonl            a line of JSON a record, an answer for each
+nvcli batch prompts.jsonl -o answers.jsonl --resume   go on after a crash, a kill or Ctrl-C
+nvcli batch reviews.csv --column text -s @classify.txt -o labels.jsonl
+cat prompts.txt | nvcli batch - --input-format text --output-format text
+nvcli batch prompts.jsonl --dry-run                   count tokens, find bad lines, no GPU"""
+
+
+_INT = _parser(int, "a whole number")
+_SHARD = _parser(parse_shard, "a shard")
+
+
+def _enum(flag: str, kind: type[StrEnum], help: str, group: str) -> Any:
+    return _option(flag, parser=_choice(kind), metavar="|".join(kind), group=group, help=help)
+
+
+InputArg = Annotated[
+    str, typer.Argument(metavar="INPUT", help="A file of records, or - for standard input.")
+]
+OutOpt = Annotated[
+    Path | None,
+    _option("-o", "--output", metavar="OUT", group=OUTPUT, help="Default: standard output."),
+]
+InputFormatOpt = Annotated[
+    InputFormat,
+    _enum("--input-format", InputFormat, "auto goes by the name, .gz and .zst too.", INPUT),
+]
+PromptFieldOpt = Annotated[
+    str | None,
+    _option(
+        "--prompt-field",
+        "--column",
+        metavar="NAME",
+        group=INPUT,
+        help="Where the prompt is: key of a JSON record or column of a table; default: prompt.",
+    ),
+]
+OnDuplicateOpt = Annotated[
+    OnDuplicate,
+    _enum(
+        "--on-duplicate",
+        OnDuplicate,
+        "An id that comes twice: error (default), suffix #2, or keep both.",
+        INPUT,
+    ),
+]
+StrictOpt = Annotated[
+    bool,
+    _option("--strict", group=INPUT, help="A bad record ends the run before it starts, exit 2."),
+]
+SkipOpt = Annotated[
+    int,
+    _option("--skip", parser=_INT, metavar="N", group=INPUT, help="Leave out the first N records."),
+]
+LimitOpt = Annotated[
+    int | None,
+    _option("--limit", parser=_INT, metavar="N", group=INPUT, help="Take at most N records."),
+]
+ShardOpt = Annotated[
+    Shard | None,
+    _option(
+        "--shard",
+        parser=_SHARD,
+        metavar="i/n",
+        group=INPUT,
+        help="Take every n-th record, from 1/n to n/n.",
+    ),
+]
+OutputFormatOpt = Annotated[
+    OutputFormat,
+    _enum(
+        "--output-format",
+        OutputFormat,
+        "auto: OpenAI's envelope for OpenAI's lines, simple for others.",
+        OUTPUT,
+    ),
+]
+IncludeThinkingOpt = Annotated[
+    bool,
+    _option("--include-thinking", group=OUTPUT, help="Thinking in its own field, `thinking`."),
+]
+EchoOpt = Annotated[
+    str | None,
+    _option(
+        "--echo",
+        metavar="FIELDS",
+        group=OUTPUT,
+        help="Copy these input fields, with commas between, to `input` of the output.",
+    ),
+]
+ProgressOpt = Annotated[
+    ProgressMode,
+    _enum("--progress", ProgressMode, "On standard error; auto: a bar on a terminal.", OUTPUT),
+]
+StatsJsonOpt = Annotated[
+    Path | None,
+    _option("--stats-json", metavar="FILE", group=OUTPUT, help="Statistics of the run as JSON."),
+]
+ResumeOpt = Annotated[
+    bool,
+    _option("--resume", group=RESUMING, help="Keep what OUT has, run what is missing."),
+]
+RetryErrorsOpt = Annotated[
+    bool,
+    _option("--retry-errors", group=RESUMING, help="Like --resume; run failed records again."),
+]
+ForceResumeOpt = Annotated[
+    bool,
+    _option("--force-resume", group=RESUMING, help="Resume although model or options differ."),
+]
+ForceOpt = Annotated[bool, _option("--force", group=RESUMING, help="Replace OUT.")]
+AppendOpt = Annotated[bool, _option("--append", group=RESUMING, help="Write behind OUT's lines.")]
+OrderOpt = Annotated[
+    Order,
+    _enum("--order", Order, "Of the output; completion: as they end.", RUNNING),
+]
+WindowOpt = Annotated[
+    int | None,
+    _option(
+        "--window",
+        parser=_INT,
+        metavar="N",
+        group=RUNNING,
+        help="Records on their way at once; default 4 x the engine's sequences.",
+    ),
+]
+MaxErrorsOpt = Annotated[
+    int | None,
+    _option(
+        "--max-errors",
+        parser=_INT,
+        metavar="N",
+        group=RUNNING,
+        help="Stop when more than N records have failed, exit 1.",
+    ),
+]
+DryRunOpt = Annotated[
+    bool,
+    _option(
+        "--dry-run",
+        group=RUNNING,
+        help="Only count: records, bad lines, tokens, time. Needs no GPU.",
+    ),
+]
+BatchJsonOpt = Annotated[
+    bool, _option("--json", group=OUTPUT, help="The report of --dry-run as JSON.")
+]
+
+
+def batch(
+    ctx: typer.Context,
+    input: InputArg,
+    output: OutOpt = None,
+    model: options.ModelOpt = None,
+    device: options.DeviceOpt = None,
+    dtype: options.DTypeOpt = None,
+    max_model_len: options.MaxModelLenOpt = None,
+    gpu_memory_utilization: options.MemoryOpt = None,
+    kv_cache_dtype: options.KVCacheDTypeOpt = None,
+    max_num_seqs: options.MaxNumSeqsOpt = None,
+    load_format: options.LoadFormatOpt = None,
+    temperature: options.TemperatureOpt = None,
+    top_p: options.TopPOpt = None,
+    top_k: options.TopKOpt = None,
+    min_p: options.MinPOpt = None,
+    presence_penalty: options.PresencePenaltyOpt = None,
+    repetition_penalty: options.RepetitionPenaltyOpt = None,
+    max_tokens: options.MaxTokensOpt = None,
+    stop: options.StopOpt = None,
+    seed: options.SeedOpt = None,
+    think: options.ThinkOpt = None,
+    think_budget: options.ThinkBudgetOpt = None,
+    input_format: InputFormatOpt = InputFormat.AUTO,
+    prompt_field: PromptFieldOpt = None,
+    system: options.SystemOpt = None,
+    raw: options.RawOpt = False,
+    on_duplicate: OnDuplicateOpt = OnDuplicate.ERROR,
+    strict: StrictOpt = False,
+    skip: SkipOpt = 0,
+    limit: LimitOpt = None,
+    shard: ShardOpt = None,
+    output_format: OutputFormatOpt = OutputFormat.AUTO,
+    include_thinking: IncludeThinkingOpt = False,
+    echo: EchoOpt = None,
+    progress: ProgressOpt = ProgressMode.AUTO,
+    stats_json: StatsJsonOpt = None,
+    resume: ResumeOpt = False,
+    retry_errors: RetryErrorsOpt = False,
+    force_resume: ForceResumeOpt = False,
+    force: ForceOpt = False,
+    append: AppendOpt = False,
+    order: OrderOpt = Order.INPUT,
+    window: WindowOpt = None,
+    max_errors: MaxErrorsOpt = None,
+    dry_run: DryRunOpt = False,
+    json: BatchJsonOpt = False,
+) -> int:
+    """Answer every record of a file, or of a pipe; one output line for each, in input order.
+
+    A bad record costs one error line. A run that was stopped or killed goes on with --resume.
+    """
+    settings = settings_of(ctx)
+    screen = settings.screen()
+    config = EngineConfig.from_options(
+        model=model or DEFAULT_MODEL,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max_num_seqs,
+        load_format=load_format,
+    )
+    sampling = check_sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        repetition_penalty=repetition_penalty,
+        max_tokens=max_tokens,
+        stop=tuple(stop) if stop else None,
+        seed=seed,
+        thinking_budget=think_budget,
+    )
+    sampling.pop("seed", None)  # of the run: each record gets its own from it
+    chosen = BatchOptions(
+        input=input,
+        output=None if output is None or str(output) == "-" else output,
+        input_format=input_format,
+        prompt_field=prompt_field,
+        output_format=output_format,
+        resume=resume,
+        retry_errors=retry_errors,
+        force=force,
+        append=append,
+        force_resume=force_resume,
+        order=order,
+        window=window,
+        on_duplicate=on_duplicate,
+        is_strict=strict,
+        max_errors=max_errors,
+        limit=limit,
+        skip=skip,
+        shard=shard or Shard(),
+        stats_json=stats_json,
+        include_thinking=include_thinking,
+        echo=tuple(name.strip() for name in echo.split(",") if name.strip()) if echo else (),
+        sampling=sampling,
+        think=think,
+        system=text_or_file(system, screen.warn) if system is not None else None,
+        is_raw=raw,
+        seed=seed,
+    )
+    if dry_run:
+        return _dry_run(chosen, config, as_json=json)
+    from nvcli.batch.job import run_job
+    from nvcli.batch.progress import Progress
+    from nvcli.models.resolve import resolve_model
+
+    return run_job(
+        chosen,
+        config,
+        find_model=lambda: resolve_model(config.model),
+        load=_loader(config, screen),
+        progress=Progress(progress, sys.stderr, is_quiet=settings.quiet),
+    )
+
+
+def _loader(config: EngineConfig, screen: Screen) -> Callable[[], BatchEngine]:
+    def load() -> BatchEngine:
+        from nvcli.cli.console import Spinner
+
+        with Spinner(screen, f"loading {config.model}"):
+            from nvcli.llm import LLM  # torch comes with it
+
+            llm = LLM(config=config)
+        if llm.is_demo and screen.err_is_terminal:
+            screen.note(DEMO_NOTICE)
+        return llm
+
+    return load
+
+
+def _dry_run(chosen: BatchOptions, config: EngineConfig, *, as_json: bool) -> int:
+    """Exit code 2 where a run would refuse the input, 4 where records would fail."""
+    from json import dumps
+
+    from nvcli.batch.dry_run import dry_run
+    from nvcli.batch.job import SOME_FAILED
+    from nvcli.errors import TokenizerError
+    from nvcli.models.config import ModelConfig
+    from nvcli.models.resolve import resolve_model
+    from nvcli.text import Tokenizer
+
+    folder = resolve_model(config.model)
+    model = ModelConfig.from_hf(folder)
+    try:
+        tokenizer = Tokenizer.from_folder(folder)
+    except TokenizerError:
+        if config.load_format != "dummy":
+            raise
+        tokenizer = None
+    length = config.max_model_len or model.max_position_embeddings
+    found = dry_run(chosen, model, tokenizer, length)
+    if as_json:
+        print_text(dumps(found.as_json()))
+    else:
+        print_text("\n".join(found.lines(chosen.input)))
+    if found.duplicates or (chosen.is_strict and found.codes):
+        return 2
+    return SOME_FAILED if found.codes else 0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root, and its other name."""
+    app.command(cls=BatchCommand)(batch)
+    app.command(name="batch-generate", cls=BatchCommand, hidden=True)(batch)
