@@ -51,13 +51,13 @@ def test_t8_eos_sources(make_llm: MakeLLM, checkpoint: Path, tmp_path: Path) -> 
     folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
     set_eos(folder, [5, 9])
     tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text())
-    llm = make_llm(folder)
-    name = llm.tokenizer.decode([7], skip_special_tokens=False)
-    tokenizer_config["eos_token"] = name
+    tokenizer_config["eos_token"] = "<|im_end|>"
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     llm = make_llm(folder)
-    assert llm.tokenizer.eos_token_ids == (7,)
-    for token_id in (5, 7, 9, 11):
+    own = llm.tokenizer.id_of("<|im_end|>")
+    assert own is not None
+    assert llm.tokenizer.eos_token_ids == (own,)
+    for token_id in (5, own, 9, 11):
         params = SamplingParams(
             temperature=0, logit_bias={token_id: 100}, stop_token_ids=(11,), max_tokens=3
         )
