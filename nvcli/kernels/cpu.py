@@ -27,7 +27,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.shape[0]
     if x.dtype != torch.float32 or not 1 <= rows <= MAX_FLIPPED_ROWS:
         return functional.linear(x, weight, bias)
-    columns = x.t() if rows > 1 else x.t().expand(-1, 2).contiguous()
+    # Two rows of one [2, in] block, then transposed: the order of the copy matters to the GEMM.
+    columns = x.t() if rows > 1 else x.expand(2, -1).contiguous().t()
     y = torch.mm(weight, columns)[:, :rows].t()  # [T, out], not contiguous
     return y.contiguous() if bias is None else y + bias
 
