@@ -19,6 +19,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,6 +122,16 @@ def size_pool(
     return min(fitting, max_num_seqs * spec.blocks_for(max_model_len)), max_model_len
 
 
+def _lazy_zeros(size: int) -> Tensor:
+    """[size] uint8 in main memory whose pages are taken when they are first written: numpy gets
+    zeroed memory from the system, where torch would write every byte now.
+    """
+    alignment = 64
+    array = np.zeros(size + alignment, np.uint8)
+    start = -array.ctypes.data % alignment
+    return torch.from_numpy(array[start : start + size])
+
+
 class KVCache:
     """The pool and its views per layer."""
 
@@ -135,14 +146,14 @@ class KVCache:
             if is_cuda
             else (spec.block_size, spec.num_kv_heads)
         )
+        shape = (spec.num_layers, 2, num_stored, *inner, spec.head_dim)
         try:
             # zeros, so that a masked key that was never written cannot be a NaN
-            pool = torch.zeros(
-                (spec.num_layers, 2, num_stored, *inner, spec.head_dim),
-                dtype=spec.dtype,
-                device=device,
-            )
-        except RuntimeError as error:
+            if is_cuda:
+                pool = torch.zeros(shape, dtype=spec.dtype, device=device)
+            else:
+                pool = _lazy_zeros(num_stored * spec.bytes_per_block).view(spec.dtype).view(shape)
+        except (RuntimeError, MemoryError) as error:
             raise OutOfMemoryError(
                 f"the KV cache of {num_blocks} blocks needs "
                 f"{format_bytes(num_stored * spec.bytes_per_block)}, and the device refused it",

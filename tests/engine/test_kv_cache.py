@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +17,6 @@ from nvcli.engine.kv_cache import (
     size_pool,
 )
 from nvcli.errors import OutOfMemoryError, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 
@@ -96,6 +94,18 @@ def test_views_have_a_dummy_block_of_their_own() -> None:
 def test_too_large_a_pool_is_one_clear_error() -> None:
     with pytest.raises(OutOfMemoryError, match="the device refused it"):
         KVCache(SMALL, 1 << 50, torch.device("cpu"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_an_unused_pool_takes_no_memory() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    cache = KVCache(SMALL, 500_000, torch.device("cpu"))
+    assert cache.nbytes > 1 << 29
+    assert resident() - before < 1 << 26
+    assert cache.pool.data_ptr() % 64 == 0
 
 
 def test_available_memory(tmp_path: Path) -> None:
