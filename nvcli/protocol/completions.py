@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: the request, checked without a model; prompts are continued as they are."""
+"""`POST /v1/completions`: the request, checked without a model. Prompts are continued."""
 
 from __future__ import annotations
 

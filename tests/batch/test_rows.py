@@ -1,0 +1,137 @@
+"""Rows of every input format; a bad row is a row with a problem."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvcli.batch.options import InputFormat
+from nvcli.batch.rows import Row, detect_format, read_rows
+from nvcli.errors import UsageError
+
+
+def rows(tmp_path: Path, data: bytes, name: str = "in.jsonl", **options: object) -> list[Row]:
+    path = tmp_path / name
+    path.write_bytes(data)
+    return list(read_rows(str(path), **options))  # type: ignore[arg-type]
+
+
+def test_json_lines_with_separators_inside_strings(tmp_path: Path) -> None:
+    """B3"""
+    text = "a\u2028b\u2029c\u0085d\x0be"
+    raw = json.dumps({"prompt": text}, ensure_ascii=False).replace("\\u000b", "\u000b")
+    found = rows(tmp_path, raw.encode() + b"\n")
+    assert len(found) == 1
+    # U+000B is a control character, which JSON wants escaped
+    assert found[0].problem is not None
+    found = rows(tmp_path, json.dumps({"prompt": text}, ensure_ascii=False).encode() + b"\r\n")
+    assert [(row.line, row.value) for row in found] == [(1, {"prompt": text})]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "part"),
+    [
+        (b"{bad", "invalid_json", "column 2"),
+        (b'{"a": NaN}', "invalid_json", "NaN"),
+        (b'{"a": -Infinity}', "invalid_json", "Infinity"),
+        (b"[" * 200_000, "invalid_json", "nested too deep"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "invalid_json", "Exceeds the limit"),
+        (b'{"a": "\xff"}', "invalid_utf8", "byte 8"),
+        (b'{"a": "\xed\xa0\x80"}', "invalid_utf8", "byte 8"),
+        (b'{"a":1}{"b":2}', "invalid_json", "Extra data"),
+        (b'\x00{"a":1}', "invalid_json", ""),
+    ],
+)
+def test_bad_json_costs_its_own_line(tmp_path: Path, line: bytes, code: str, part: str) -> None:
+    found = rows(tmp_path, b'{"prompt":"1"}\n' + line + b'\n{"prompt":"2"}')
+    assert [row.line for row in found] == [1, 2, 3]
+    assert found[0].problem is None
+    assert found[2].problem is None
+    problem = found[1].problem
+    assert problem is not None
+    assert problem.code == code
+    assert part in problem.message
+    assert "\n" not in problem.message
+
+
+def test_blank_lines_are_no_records_but_count_as_lines(tmp_path: Path) -> None:
+    found = rows(tmp_path, b'\n  \t\r\n{"a":1}\n\n')
+    assert [row.line for row in found] == [3]
+
+
+def test_text_keeps_what_json_lines_would_not(tmp_path: Path) -> None:
+    data = "\ufeffone \u2028 two\r\n\n{three\n".encode()
+    found = rows(tmp_path, data, "in.txt")
+    assert [(r.line, r.value["prompt"]) for r in found] == [(1, "one \u2028 two"), (3, "{three")]
+
+
+def test_csv_with_quotes_line_ends_and_bad_rows(tmp_path: Path) -> None:
+    data = 'id,text\na,"two\r\nlines, ""q"""\nb\nc,gré\n'.encode() + b"d,\xff\ne,last\n"
+    found = rows(tmp_path, data, "in.csv", prompt_field="text")
+    assert [row.line for row in found] == [2, 4, 5, 6, 7]
+    assert found[0].value == {"id": "a", "text": 'two\nlines, "q"', "prompt": 'two\nlines, "q"'}
+    assert [row.problem and row.problem.code for row in found] == [
+        None,
+        "invalid_csv",
+        None,
+        "invalid_utf8",
+        None,
+    ]
+
+
+@given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.text('ab,"\n\r '))))
+def test_csv_written_by_python_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, values: list[tuple[str, str]]
+) -> None:
+    import csv
+    import io
+
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["prompt", "note"])
+    writer.writerows(values)
+    path = tmp_path_factory.mktemp("csv") / "in.csv"
+    path.write_bytes(text.getvalue().encode())
+    found = [(r.value["prompt"], r.value["note"]) for r in read_rows(str(path))]
+
+    def seen(cell: str) -> str:  # CR before LF is dropped, as everywhere
+        return cell.replace("\r\n", "\n")
+
+    assert found == [(seen(a), seen(b)) for a, b in values]
+
+
+def test_csv_column(tmp_path: Path) -> None:
+    assert rows(tmp_path, b"q\nhello\n", "in.csv")[0].value["prompt"] == "hello"
+    assert rows(tmp_path, b"x\tprompt\n1\thello\n", "in.tsv")[0].value["prompt"] == "hello"
+    with pytest.raises(UsageError, match="a, b"):
+        rows(tmp_path, b"a,b\n1,2\n", "in.csv")
+    with pytest.raises(UsageError, match="there is no column 'c'"):
+        rows(tmp_path, b"a,b\n1,2\n", "in.csv", prompt_field="c")
+
+
+def test_packed_formats_go_by_the_inner_name(tmp_path: Path) -> None:
+    found = rows(tmp_path, gzip.compress(b"hello\n"), "in.txt.gz")
+    assert found[0].value == {"prompt": "hello"}
+    assert detect_format("a/B.JSONL.zst") is InputFormat.JSONL
+    assert detect_format("-") is InputFormat.JSONL
+
+
+def test_parquet_reads_or_names_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "in.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UsageError, match="pyarrow"):
+        list(read_rows(str(path)))
+    monkeypatch.undo()
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"id": [1, 2], "prompt": ["a", "b"]}), path)
+    assert [row.value["prompt"] for row in read_rows(str(path))] == ["a", "b"]
