@@ -221,7 +221,7 @@ def _run(args: list[str], settings: Settings) -> int:
         if result == InterruptedRunError.exit_code:  # Typer's word for Ctrl+C
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
-    except ClosedPipeError as exc:
+    except (ClosedPipeError, TerminatedRunError) as exc:
         return exc.exit_code
     except NvcliError as exc:
         return _report(exc, settings)

@@ -22,7 +22,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from nvcli.errors import NvcliError
+from nvcli.errors import NvcliError, TerminatedRunError
 from nvcli.repl.commands import Shell, completions, interpret, run_command
 from nvcli.repl.history import open_history
 from nvcli.repl.render import AnswerRenderer
@@ -33,6 +33,7 @@ from nvcli.types import FinishReason, RequestOutput, fold_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import FrameType
 
     from prompt_toolkit.document import Document
 
@@ -72,9 +73,28 @@ class Prompt:
         self._pastes.clear()
         if is_large(draft):
             draft = self._fold(draft)
-        text = self.expand(self._session.prompt(default=draft))
+        with self._ending_on_sigterm():
+            text = self.expand(self._session.prompt(default=draft))
         rest = "".join(_key_text(key.key, key.data) for key in get_typeahead(self._input))
         return unquote_block(text), typed_text(rest)
+
+    @contextlib.contextmanager
+    def _ending_on_sigterm(self) -> Iterator[None]:
+        """SIGTERM ends the prompt the orderly way, so that prompt_toolkit resets the terminal."""
+        app = self._session.app
+
+        def terminate(signum: int, frame: FrameType | None) -> None:
+            if app.loop is not None and app.is_running:
+                error = TerminatedRunError("terminated")
+                app.loop.call_soon_threadsafe(lambda: app.exit(exception=error))
+            elif callable(previous):
+                previous(signum, frame)
+
+        previous = signal.signal(signal.SIGTERM, terminate)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, previous)
 
     def expand(self, text: str) -> str:
         """`text` with each fold that is still whole replaced by what was pasted."""

@@ -1,0 +1,239 @@
+"""Typed script in, transcript out, on a pseudo-terminal with a scripted model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from nvcli.repl.terminal import is_large, unquote_block
+from tests.repl.driver import PtyChat
+
+PASTE = "\x1b[200~{}\x1b[201~"
+
+
+def test_a_conversation(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        chat.type("2+2?\r")
+        chat.wait_for("Two .*and .*two")
+        chat.wait_for("thought ")
+        chat.wait_for("Really")
+        chat.wait_for(r"tok · .*stop")
+        chat.prompt()
+        chat.type("/exit\r")
+        assert chat.end() == 0
+        assert chat.log.requests() == [["2+2?"]]
+        history = tmp_path / "state" / "nvcli" / "history"
+        assert stat.S_IMODE(history.stat().st_mode) == 0o600
+        assert "+2+2?" in history.read_text()
+
+
+def test_r1_a_paste_is_one_message(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        chat.type(PASTE.format("one\rtwo\rthree"))
+        chat.type("\r")
+        assert chat.log.wait(1) == [["one\ntwo\nthree"]]
+
+
+def test_a_large_paste_is_folded_and_sent_in_full(tmp_path: Path) -> None:
+    text = "\n".join(f"line {n}" for n in range(120))
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        chat.type("look: " + PASTE.format(text.replace("\n", "\r")))
+        chat.wait_for(r"\[pasted 120 lines\]")
+        chat.type("\r")
+        assert chat.log.wait(1) == [["look: " + text]]
+
+
+def test_r2_keys_typed_while_busy_become_one_draft(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "slow") as chat:
+        chat.prompt()
+        chat.type("count\r")
+        chat.wait_for("5 ")
+        chat.type("one\rtwo\rthree\r")  # a paste, as it arrives without bracketed paste
+        chat.wait_for("20 ")
+        chat.type("\x03")
+        chat.wait_for("interrupted")
+        chat.prompt()
+        chat.wait_for("three")
+        time.sleep(0.3)
+        assert chat.log.requests() == [["count"]]
+        chat.type(" four\r")
+        assert chat.log.wait(2)[1][-1] == "one\ntwo\nthree four"
+
+
+def test_several_lines_at_once_are_not_several_messages(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        chat.type("one\rtwo\rthree\r")
+        chat.wait_for("three")
+        time.sleep(0.5)
+        assert chat.log.requests() == [["one"]]
+        chat.type("\r")
+        assert chat.log.wait(2)[1][-1] == "two\nthree"
+
+
+@pytest.mark.parametrize(
+    ("script", "flags", "sign", "kept"),
+    [
+        ("slow-prefill", (), "", None),
+        ("slow-thinking", (), "5 ", None),
+        ("slow", (), "5 ", "1 2 3"),
+        ("slow", ("--no-stream",), "", "1 "),
+    ],
+)
+def test_r6_ctrl_c_stops_every_phase(
+    tmp_path: Path, script: str, flags: tuple[str, ...], sign: str, kept: str | None
+) -> None:
+    with PtyChat(tmp_path, script, *flags) as chat:
+        chat.prompt()
+        chat.type("first\r")
+        chat.log.wait(1)
+        chat.wait_for(sign) if sign else time.sleep(0.5)
+        begin = time.monotonic()
+        chat.type("\x03\x03\x03")
+        noise = chat.wait_for("interrupted")
+        chat.prompt()
+        assert time.monotonic() - begin < 1
+        assert "Traceback" not in noise
+        chat.type("second\r")
+        chat.wait_for("Done")
+        chat.prompt()
+        messages = chat.log.requests()[1]
+        if kept is None:
+            assert messages == ["second"]
+        else:
+            assert messages[0::2] == ["first", "second"]
+            assert messages[1].startswith(kept)
+        chat.type("\x04")
+        assert chat.end() == 0
+
+
+def test_r8_commands_paths_and_escapes(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        chat.type("/retyr\r")
+        chat.wait_for(r"unknown command /retyr\. Did you mean /retry\?")
+        for line in ("/usr/share/dict is missing", " /help", "//help"):
+            chat.prompt()
+            chat.type(line + "\r")
+            chat.wait_for("· stop")
+        sent = [messages[-1] for messages in chat.log.requests()]
+        assert sent == ["/usr/share/dict is missing", " /help", "/help"]
+
+
+@pytest.mark.parametrize("new_line", ["\x1b\r", "\n"])
+def test_new_line_keys(tmp_path: Path, new_line: str) -> None:
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        chat.type(f"one{new_line}two\r")
+        assert chat.log.wait(1) == [["one\ntwo"]]
+
+
+def test_block_of_several_lines(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        for line in ('"""one', "/exit", 'two"""'):
+            chat.type(line + "\r")
+            time.sleep(0.2)
+        assert chat.log.wait(1) == [["one\n/exit\ntwo"]]
+
+
+def test_keys_at_the_prompt(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        chat.type("\r\r")  # nothing to send
+        chat.type("draft\x03")  # clears
+        chat.type("\x03")
+        chat.wait_for("Ctrl\\+D or /exit leaves")
+        chat.prompt()
+        chat.type("/he\t\r")
+        chat.wait_for("this list, or one command")
+        chat.prompt()
+        chat.type("\x04")
+        assert chat.end() == 0
+        assert chat.log.requests() == []
+
+
+def test_no_history(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "plain", "--no-history") as chat:
+        chat.prompt()
+        chat.type("secret\r")
+        chat.wait_for("stop")
+        chat.prompt()
+        chat.type("\x04")
+        chat.end()
+    assert not (tmp_path / "state").exists()
+
+
+def test_history_that_cannot_be_kept_is_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("in the way")
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.wait_for("nvcli: the history is not kept")
+        chat.prompt()
+        chat.type("x\r")
+        chat.wait_for("stop")
+
+
+def test_interactive_answers_the_pipe_then_reads_keys(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "plain", "-i", "Summarize", stdin=b"text\n") as chat:
+        chat.wait_for("stop")
+        chat.prompt()
+        chat.type("more\r")
+        assert [m[-1] for m in chat.log.wait(2)] == ["text\n\nSummarize", "more"]
+
+
+def test_file_goes_with_the_first_message(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text\n")
+    with PtyChat(tmp_path, "plain", "-f", str(tmp_path / "a.txt")) as chat:
+        chat.prompt()
+        chat.type("what?\r")
+        chat.wait_for("stop")
+        chat.prompt()
+        chat.type("and?\r")
+        sent = [m[-1] for m in chat.log.wait(2)]
+        assert sent == ["```a.txt\ntext\n```\n\nwhat?", "and?"]
+
+
+@pytest.mark.parametrize("phase", ["prompt", "answer"])
+def test_r18_sigterm_restores_the_terminal(tmp_path: Path, phase: str) -> None:
+    import termios
+
+    with PtyChat(tmp_path, "slow") as chat:
+        before = termios.tcgetattr(chat.fd)
+        chat.prompt()
+        if phase == "answer":
+            chat.type("count\r")
+            chat.wait_for("5 ")
+        os.kill(chat.pid, signal.SIGTERM)
+        assert chat.end() == 143
+        assert termios.tcgetattr(chat.fd)[3] == before[3]
+        assert chat.output.rfind("\x1b[?2004l") > chat.output.rfind("\x1b[?2004h")
+        assert "Traceback" not in chat.output
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"""a\nb"""', "a\nb"),
+        ('"""\na\n"""\n', "a"),
+        ('""""""', ""),
+        ('"""', '"""'),
+        ('say """x"""', 'say """x"""'),
+        ("plain ", "plain "),
+    ],
+)
+def test_unquote_block(text: str, expected: str) -> None:
+    assert unquote_block(text) == expected
+
+
+def test_what_is_folded() -> None:
+    assert not is_large("x\n" * 19)
+    assert is_large("x\n" * 20)
+    assert is_large("x" * 5000)
