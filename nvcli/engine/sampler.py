@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # ids whose maximum is looked at as one when the best are searched
 MAX_TOP_K_WIDTH = 1024  # above it a sort is no slower
-NUCLEUS_WIDTH = 256  # candidates tried first where only top_p limits them
+NUCLEUS_WIDTHS = (256, 4096)  # candidates tried first where only top_p limits them
 # of one [rows, V] intermediate: bounded memory on CUDA, on the CPU what stays in its caches
 MAX_ELEMENTS = {"cuda": 1 << 24, "cpu": 1 << 17}
 _LOW_BITS = (1 << 32) - 1
@@ -271,10 +271,11 @@ class Sampler:
         it, so it sorts. The masses are the same numbers either way.
         """
         total = y.exp().sum(1).double()  # [r]
-        if y.device.type == "cpu":
-            values, ids = top_candidates(y, min(NUCLEUS_WIDTH, self.vocab_size))
-            if (values.double().exp_().cumsum(1)[:, -1] >= top_p * total).all():
-                return filter_sorted(values, top_k, top_p, min_p, total), ids
+        for width in NUCLEUS_WIDTHS if y.device.type == "cpu" else ():
+            if width < self.vocab_size:
+                values, ids = top_candidates(y, width)
+                if (values.double().exp_().cumsum(1)[:, -1] >= top_p * total).all():
+                    return filter_sorted(values, top_k, top_p, min_p, total), ids
         values, ids = y.sort(dim=1, descending=True, stable=True)
         return filter_sorted(values, top_k, top_p, min_p, total), ids
 

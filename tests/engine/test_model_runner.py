@@ -14,6 +14,7 @@ from nvcli.engine.model_runner import ModelRunner, resolve_device, resolve_dtype
 from nvcli.engine.sequence import Sequence
 from nvcli.engine.step import BlockWrite, Row, SlotInit, StepDevice, StepPlan, StepResult
 from nvcli.errors import DeviceError, EngineClosedError, EngineError, OutOfMemoryError, UsageError
+from nvcli.kernels.noise import noise_keys, uniforms
 from nvcli.models.config import ModelConfig
 from nvcli.types import SamplingParams
 from tests.tiny import write_tiny_checkpoint
@@ -390,3 +391,90 @@ def test_close_gives_everything_back(folder: Path) -> None:
     assert not hasattr(runner, "kv_cache")
     with pytest.raises(EngineClosedError):
         runner.launch(StepPlan(0))
+
+
+# --- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_cuda_gives_the_tokens_of_the_cpu(folder: Path) -> None:
+    """float32 on both: all kinds of rows, chunks, forced order and launching ahead."""
+    outputs = []
+    for device in ("cpu", "cuda"):
+        runner = make_runner(folder, device=device, dtype="float32", attention_backend="torch")
+        driver = Driver(runner)
+        seqs = [driver.add(i, PROMPT[i:], seed=i, **kind) for i, kind in enumerate(MIXED)]
+        outputs.append(driver.generate(12, *seqs, chunk=4))
+        runner.close()
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.gpu
+def test_cuda_stages_without_mixing_steps_up(folder: Path) -> None:
+    """Many launches before the first collect: each upload and each result stays its own."""
+    outputs = []
+    for ahead in (1, 12):
+        runner = make_runner(folder, device="cuda", dtype="float32", attention_backend="torch")
+        driver = Driver(runner)
+        seqs = [driver.add(i, PROMPT[i:], seed=i, logprobs=2) for i in range(4)]
+        plans = [driver.pending, *(StepPlan(t) for t in range(1, 12))]
+        for t, plan in enumerate(plans):
+            for seq in seqs:
+                n = seq.num_prompt_tokens
+                start, size = (0, n) if t == 0 else (n + t - 1, 1)
+                plan.rows.append(Row(seq, 0, seq.slot, start, size, samples=True))
+        results = []
+        for i in range(0, len(plans), ahead):
+            tickets = [runner.launch(plan) for plan in plans[i : i + ahead]]
+            results += [runner.collect(ticket) for ticket in tickets]
+        outputs.append([(r.token_ids, r.logprobs) for r in results])
+        runner.close()
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.gpu
+def test_cuda_prompt_logprobs(folder: Path) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        runner = make_runner(folder, device=device, dtype="float32", attention_backend="torch")
+        driver = Driver(runner)
+        seq = driver.add(0, PROMPT, temperature=0, prompt_logprobs=2)
+        found.append(driver.step((seq, len(PROMPT))).prompt_logprobs[0])
+        runner.close()
+    for cpu, cuda in zip(*found, strict=True):
+        assert (cpu.token_id, cpu.rank) == (cuda.token_id, cuda.rank)
+        assert cpu.logprob == pytest.approx(cuda.logprob, abs=1e-4)
+
+
+@pytest.mark.gpu
+def test_cuda_pool_is_profiled_and_given_back(folder: Path) -> None:
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    share = 0.02 + (total - free) / total
+    runner = make_runner(
+        folder,
+        device="cuda",
+        num_blocks=None,
+        max_num_seqs=None,
+        attention_backend="torch",
+        memory_utilization=share,
+        max_num_batched_tokens=2048,
+    )
+    assert (runner.depth, runner.max_num_seqs) == (1, 256)
+    assert runner.num_blocks == 256 * 512 // P
+    assert (total - torch.cuda.mem_get_info()[0]) < share * total
+    assert runner.kv_cache.layers[0][0].shape == (runner.num_blocks + 1, P, 2, 32)
+    assert runner.kv_cache.layers[0][0].transpose(1, 2).is_contiguous()  # [N, Hk, P, D]
+    runner.close()
+    assert torch.cuda.memory_allocated() < 1 << 24
+    with pytest.raises(OutOfMemoryError):
+        make_runner(folder, device="cuda", num_blocks=1 << 34, attention_backend="torch")
+
+
+@pytest.mark.gpu
+def test_cuda_uniforms_are_those_of_the_cpu() -> None:
+    seeds, positions = torch.arange(-8, 8) << 40, torch.arange(16)
+    ids = torch.arange(151_936)
+    expected = uniforms(noise_keys(seeds, positions), ids)
+    found = uniforms(noise_keys(seeds.cuda(), positions.cuda()), ids.cuda())
+    assert torch.equal(expected, found.cpu())
