@@ -1,0 +1,130 @@
+"""Progress on standard error, and the dry run."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from nvcli.batch.dry_run import DryRun, dry_run, estimate, num_parameters
+from nvcli.batch.options import BatchOptions, ProgressMode
+from nvcli.batch.progress import Counts, Progress, format_duration
+from nvcli.models.config import ModelConfig
+from tests.batch.fake_llm import ByteTokenizer
+from tests.batch.support import write_lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def show(mode: ProgressMode, stream: io.StringIO, seconds: int, *, is_quiet: bool = False) -> str:
+    clock = Clock()
+    progress = Progress(mode, stream, clock=clock, is_quiet=is_quiet)
+    counts = Counts(total=10, num_written=4, num_failed=1, completion_tokens=50)
+    for second in range(seconds):
+        clock.now = float(second)
+        progress.update(counts)
+    progress.finish(counts)
+    return stream.getvalue()
+
+
+def test_a_bar_on_a_terminal_only() -> None:
+    text = show(ProgressMode.AUTO, Terminal(), 3)
+    assert text.count("\r\x1b[K4/10 records (40 %) · 1 failed") == 4  # the last is the end
+    assert text.endswith(" in 0 s\n")
+    assert show(ProgressMode.AUTO, Terminal(), 3, is_quiet=True) == ""
+
+
+def test_a_short_run_in_a_pipe_says_nothing_and_a_long_one_little() -> None:
+    assert show(ProgressMode.AUTO, io.StringIO(), 25) == ""
+    assert show(ProgressMode.AUTO, io.StringIO(), 200).count("\n") == 3
+
+
+def test_a_dumb_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in show(ProgressMode.AUTO, Terminal(), 200)
+
+
+def test_plain_and_json_and_none() -> None:
+    plain = show(ProgressMode.PLAIN, io.StringIO(), 21)
+    assert plain.count("4/10 records") == 4
+    lines = [json.loads(line) for line in show(ProgressMode.JSON, io.StringIO(), 2).splitlines()]
+    assert [line["event"] for line in lines] == ["progress", "progress", "done"]
+    assert lines[0]["records"] == 4
+    assert show(ProgressMode.NONE, io.StringIO(), 100) == ""
+
+
+def test_a_broken_stderr_does_not_end_the_run() -> None:
+    stream = io.StringIO()
+    progress = Progress(ProgressMode.PLAIN, stream)
+    stream.close()
+    progress.note("x")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (61, "1 min 01 s"), (7500, "2 h 05 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+# --- dry run -------------------------------------------------------------------------------------
+
+MODEL = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    hidden_size=1024,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    intermediate_size=3072,
+    vocab_size=151936,
+    max_position_embeddings=40960,
+)
+
+
+def look(tmp_path: Path, records: list[object], length: int = 100) -> DryRun:
+    source = write_lines(tmp_path / "in.jsonl", records)
+    return dry_run(BatchOptions(input=str(source)), MODEL, ByteTokenizer(), length)  # type: ignore[arg-type]
+
+
+def test_dry_run_counts_everything(tmp_path: Path) -> None:
+    records = [
+        {"id": "a", "prompt": "x", "max_tokens": 10, "n": 2},
+        {"messages": [{"role": "user", "content": "x" * 30}]},
+        {"prompt": "x" * 200},
+        "{bad",
+        {"id": "a", "prompt": "y"},
+        {"prompt": [1, 2, 3], "max_tokens": 5},
+    ]
+    found = look(tmp_path, records)
+    assert (found.num_records, found.num_good) == (6, 3)
+    codes = {"context_length_exceeded": 1, "invalid_json": 1, "duplicate_id": 1}
+    assert dict(found.codes) == codes
+    assert [failure.line for failure in found.bad] == [3, 4, 5]
+    assert "id 'a' of line 5 is that of line 1" in found.bad[2].message
+    assert found.prompt_tokens == 8 + 37 + 3
+    assert found.max_prompt_tokens == 37
+    assert found.output_tokens == 20 + (100 - 37) + 5
+    assert dict(found.histogram) == {8: 1, 64: 1, 4: 1}
+    assert found.as_json()["bad"] == 3
+    assert all("\n" not in line for line in found.lines("in.jsonl"))
+
+
+def test_the_estimate_is_of_the_right_size() -> None:
+    """nano-vllm's workload A on one H200 at 0.6B runs at about 25,000 to 30,000 tokens a second."""
+    found = DryRun(prompt_tokens=256 * 562, output_tokens=256 * 562, num_sequences=256)
+    assert 3 < estimate(found, MODEL) < 10
+    assert abs(num_parameters(MODEL) / 596e6 - 1) < 0.01
+    assert estimate(DryRun(), MODEL) == 0

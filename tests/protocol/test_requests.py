@@ -1,0 +1,291 @@
+"""Requests: each known field is read, or refused by name; nothing else raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvcli.errors import InvalidParameterError, NvcliError, TemplateError
+from nvcli.protocol import (
+    GENERATION_FIELDS,
+    ChatRequest,
+    UnsupportedFieldError,
+    parse_chat,
+    parse_completion,
+)
+
+USER = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse_chat({"model": "m", "messages": USER, **fields})
+
+
+def test_sampling_fields_reach_sampling() -> None:
+    fields = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -1.5,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "seed": 7,
+        "n": 3,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "prompt_logprobs": 2,
+    }
+    assert chat(**fields, max_tokens=20).sampling == {**fields, "max_tokens": 20}
+
+
+def test_only_what_was_given_is_returned() -> None:
+    assert chat(temperature=None, stop=None, n=None).sampling == {}
+
+
+def test_stop_and_bias_and_ids() -> None:
+    request = chat(stop="x", logit_bias={"5": -100, "7": 2.5}, stop_token_ids=[1, 2])
+    assert request.sampling == {
+        "stop": ("x",),
+        "logit_bias": {5: -100.0, 7: 2.5},
+        "stop_token_ids": (1, 2),
+    }
+    assert chat(stop=["a"] * 16).sampling["stop"] == ("a",) * 16
+
+
+def test_token_limits() -> None:
+    assert chat(max_tokens=5).sampling["max_tokens"] == 5
+    assert chat(max_completion_tokens=5, max_tokens=5).sampling["max_tokens"] == 5
+    assert chat(max_tokens=5.0).sampling["max_tokens"] == 5
+    with pytest.raises(InvalidParameterError, match="contradicts max_tokens"):
+        chat(max_completion_tokens=5, max_tokens=6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 2.1),
+        ("temperature", -0.1),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("temperature", float("nan")),
+        ("temperature", 10**400),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", 1.5),
+        ("top_k", -2),
+        ("n", 0),
+        ("n", 129),
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", ["a"] * 17),
+        ("stop", [1]),
+        ("stop", "x" * 5000),
+        ("seed", 2**64),
+        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"1": 101}),
+        ("logit_bias", [1]),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [True]),
+        ("stop_token_ids", 5),
+        ("min_p", 2),
+        ("messages", []),
+        ("messages", "hi"),
+        ("messages", None),
+        ("model", 5),
+        ("tools", []),
+        ("tools", [{}]),
+        ("tools", [{"type": "function", "function": {}}]),
+        ("tool_choice", "auto"),
+        ("top_logprobs", 3),
+        ("reasoning_effort", "huge"),
+        ("metadata", {str(i): "x" for i in range(17)}),
+        ("metadata", {"a": 1}),
+        ("response_format", {"type": "xml"}),
+        ("continue_final_message", True),
+        ("stream", "yes"),
+        ("allowed_token_ids", []),
+    ],
+)
+def test_bad_values_name_their_field(field: str, value: Any) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        chat(**{field: value})
+    assert caught.value.param is not None
+    assert caught.value.param.startswith(field)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+        ("structured_outputs", {"regex": "a"}),
+        ("guided_json", {}),
+        ("guided_choice", ["a"]),
+        ("documents", [{}]),
+        ("chat_template", "{{ 1 }}"),
+        ("modalities", ["text", "audio"]),
+        ("audio", {"voice": "x"}),
+        ("web_search_options", {}),
+        ("stream_interval", 5),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(UnsupportedFieldError) as caught:
+        chat(**{field: value})
+    assert (caught.value.param, caught.value.code) == (field, "unsupported_field")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_forced_tools_are_refused(choice: Any) -> None:
+    with pytest.raises(UnsupportedFieldError, match="tool_choice"):
+        chat(tools=[TOOL], tool_choice=choice)
+
+
+def test_tools() -> None:
+    assert chat(tools=[TOOL]).tools.is_active
+    assert not chat(tools=[TOOL], tool_choice="none").tools.is_active
+    assert not chat(tool_choice="none").tools.is_active
+    assert chat(functions=[{"name": "f"}]).tools.definitions == (
+        {"type": "function", "function": {"name": "f"}},
+    )
+    with pytest.raises(UnsupportedFieldError, match=r"tools\[0\].type"):
+        chat(tools=[{"type": "custom", "custom": {}}])
+
+
+def test_media_parts_are_refused_by_place() -> None:
+    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(TemplateError) as caught:
+        parse_chat({"messages": [*USER, {"role": "user", "content": parts}]})
+    assert caught.value.param == "messages[1].content[1]"
+
+
+def test_unknown_fields_are_listed_or_refused() -> None:
+    assert chat(frobnicate=1, user="u", store=True).ignored_fields == ("frobnicate",)
+    with pytest.raises(InvalidParameterError, match="unknown field frobnicate"):
+        parse_chat({"messages": USER, "frobnicate": 1}, is_strict=True)
+
+
+@pytest.mark.parametrize("body", [None, [], 5, "x", True])
+def test_a_body_is_an_object(body: Any) -> None:
+    for parse in (parse_chat, parse_completion):
+        with pytest.raises(InvalidParameterError, match="must be a JSON object"):
+            parse(body)
+
+
+# --- thinking ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "enabled", "budget"),
+    [
+        ({}, None, None),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False, None),
+        ({"enable_thinking": True}, True, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, True, 9),
+        ({"thinking": {"type": "disabled", "budget_tokens": 9}}, False, None),
+        ({"thinking": False}, False, None),
+        ({"reasoning": {"enabled": False}}, False, None),
+        ({"reasoning": {"effort": "none"}}, False, None),
+        ({"reasoning_effort": "none"}, False, None),
+        ({"reasoning_effort": "low"}, True, 1024),
+        ({"reasoning_effort": "high"}, True, None),
+        ({"enable_thinking": False, "reasoning_effort": "high"}, False, None),
+        ({"enable_thinking": True, "reasoning_effort": "none"}, True, None),
+        ({"thinking_budget": 3}, None, 3),
+        ({"thinking_token_budget": 4, "reasoning_effort": "low"}, True, 4),
+    ],
+)
+def test_the_most_specific_switch_wins(
+    fields: dict[str, Any], enabled: bool | None, budget: int | None
+) -> None:
+    request = chat(**fields)
+    assert (request.thinking.enabled, request.thinking.budget) == (enabled, budget)
+    assert request.sampling.get("thinking_budget") == budget
+
+
+def test_contradicting_switches() -> None:
+    with pytest.raises(InvalidParameterError, match="thinking contradicts enable_thinking"):
+        chat(enable_thinking=True, thinking=False)
+
+
+def test_hidden_reasoning() -> None:
+    assert not chat(include_reasoning=False).thinking.is_shown
+    assert not chat(reasoning={"exclude": True}).thinking.is_shown
+
+
+def test_other_template_variables_are_kept() -> None:
+    request = chat(chat_template_kwargs={"enable_thinking": True, "mood": "good"})
+    assert request.template_variables == {"mood": "good"}
+
+
+# --- completions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+        (["a", [1]], ("a", (1,))),
+    ],
+)
+def test_prompts(prompt: Any, prompts: Any) -> None:
+    assert parse_completion({"prompt": prompt}).prompts == prompts
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [""], None, 5, {}, [1.5], [True], [[1, "a"]]])
+def test_bad_prompts(prompt: Any) -> None:
+    with pytest.raises(InvalidParameterError, match="prompt"):
+        parse_completion({"prompt": prompt})
+
+
+def test_completion_fields() -> None:
+    request = parse_completion({"prompt": "a", "echo": True, "logprobs": 2, "max_tokens": 0})
+    assert request.sampling == {"logprobs": 2, "prompt_logprobs": 2, "max_tokens": 0}
+    for fields in [
+        {"max_tokens": 0},
+        {"best_of": 1, "n": 2},
+        {"best_of": 2, "stream": True},
+        {"logprobs": 21},
+    ]:
+        with pytest.raises(InvalidParameterError):
+            parse_completion({"prompt": "a", **fields})
+    with pytest.raises(UnsupportedFieldError, match="suffix"):
+        parse_completion({"prompt": "a", "suffix": "b"})
+
+
+# --- anything at all -----------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*GENERATION_FIELDS, "messages", "prompt", "x"]), JSON))
+def test_no_body_raises_anything_else(body: dict[str, Any]) -> None:
+    errors = []
+    for parse in (parse_chat, parse_completion):
+        for given_body in (body, {"messages": USER, "prompt": "a", **body}):
+            try:
+                parse(given_body)
+            except NvcliError as error:
+                errors.append(error)
+    for error in errors:
+        assert error.http_status == 400
+        assert len(str(error)) < 8000
+        assert "\n" not in str(error)
