@@ -50,6 +50,19 @@ class Request:
     was_closed_early: bool = False
 
 
+STARTUP = SimpleNamespace(
+    device="cpu",
+    dtype="float32",
+    attention_backend="torch",
+    attention_reason="the only one here",
+    num_blocks=100,
+    block_size=16,
+    pool_bytes=2**29,
+    weights_bytes=2**30,
+    stage_s={"weights": 0.1, "KV cache": 0.25},
+)
+
+
 @dataclass
 class FakeLLM:
     """Answers with `replies` in turn, then repeats the last one. A token is a word."""
@@ -61,7 +74,7 @@ class FakeLLM:
     supports_thinking: bool = True
     requests: list[Request] = field(default_factory=list)
     is_closed: bool = False
-    startup: Any = field(default_factory=lambda: SimpleNamespace(lines=lambda: ["weights 0.1 s"]))
+    startup: Any = field(default_factory=lambda: STARTUP)
     _seen: list[str] = field(default_factory=list)
 
     def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:

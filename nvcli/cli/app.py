@@ -59,7 +59,7 @@ class Settings:
                 setattr(self, name, ctx.params[name])
 
     def screen(self) -> Screen:
-        return make_screen(self.color, is_quiet=self.quiet)
+        return make_screen(self.color, is_quiet=self.quiet, is_verbose=self.verbose > 0)
 
     def start_logging(self) -> None:
         configure_logging(-1 if self.quiet else self.verbose, self.log_file)

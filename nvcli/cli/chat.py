@@ -23,6 +23,8 @@ from nvcli.cli.prompt_input import (
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 from nvcli.repl.render import ThinkingView
+from nvcli.repl.screen import visible
+from nvcli.repl.session import startup_lines
 from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -83,6 +85,9 @@ def open_model(config: EngineConfig, screen: Screen) -> ChatModel:
         from nvcli.llm import LLM  # torch comes with it
 
         llm = LLM(config=config)
+    if screen.is_verbose:
+        for line in startup_lines(llm.startup):
+            screen.write_err(f"{visible(line)}\n", dim=True)
     if llm.is_demo:
         screen.note(DEMO_NOTICE)
     return llm

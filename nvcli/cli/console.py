@@ -65,7 +65,9 @@ def wants_color(
     return to_terminal
 
 
-def make_screen(mode: ColorMode = ColorMode.AUTO, *, is_quiet: bool = False) -> Screen:
+def make_screen(
+    mode: ColorMode = ColorMode.AUTO, *, is_quiet: bool = False, is_verbose: bool = False
+) -> Screen:
     """The process's two streams, with colour decided from `mode` and the environment."""
     out = sys.stdout if sys.stdout is not None else _Closed()
     err = sys.stderr if sys.stderr is not None else _Closed()
@@ -80,6 +82,7 @@ def make_screen(mode: ColorMode = ColorMode.AUTO, *, is_quiet: bool = False) -> 
         err_color=wants_color(mode, env, to_terminal=err_is_terminal, is_answer=False),
         is_dumb=env.get("TERM") == "dumb",
         is_quiet=is_quiet,
+        is_verbose=is_verbose,
     )
 
 

@@ -21,6 +21,7 @@ from nvcli.repl.session import (
     context_meter,
     parse_setting,
     spaced,
+    startup_lines,
     statistics_line,
 )
 
@@ -214,7 +215,7 @@ def _show_prompt(shell: Shell) -> None:
 def _show_model(shell: Shell) -> None:
     llm = shell.session.llm
     lines = [f"{llm.model_name}: up to {spaced(llm.max_model_len)} tokens"]
-    shell.say("\n".join([*lines, *llm.startup.lines()]))
+    shell.say("\n".join([*lines, *startup_lines(llm.startup)]))
 
 
 def _show_messages(shell: Shell) -> None:

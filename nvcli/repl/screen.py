@@ -72,6 +72,7 @@ class Screen:
     err_color: bool = False
     is_dumb: bool = False  # TERM=dumb: not even cursor movement
     is_quiet: bool = False
+    is_verbose: bool = False
 
     @property
     def can_redraw_out(self) -> bool:

@@ -19,6 +19,29 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 
+class Startup(Protocol):
+    """How the model was loaded (`nvcli.engine.model_runner.StartupReport`)."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def attention_backend(self) -> str: ...
+    @property
+    def attention_reason(self) -> str: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def pool_bytes(self) -> int: ...
+    @property
+    def weights_bytes(self) -> int: ...
+    @property
+    def stage_s(self) -> Mapping[str, float]: ...
+
+
 class ChatModel(Protocol):
     """What a conversation needs of `nvcli.llm.LLM`."""
 
@@ -31,7 +54,7 @@ class ChatModel(Protocol):
     @property
     def supports_thinking(self) -> bool: ...
     @property
-    def startup(self) -> Any: ...
+    def startup(self) -> Startup: ...
     def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams: ...
     def render(self, messages: Sequence[Message], *, enable_thinking: bool = True) -> str: ...
     def count_tokens(self, text: str) -> int: ...
@@ -228,6 +251,19 @@ def short_count(count: int) -> str:
 
 def spaced(count: int) -> str:
     return f"{count:,}".replace(",", " ")
+
+
+def startup_lines(report: Startup) -> list[str]:
+    """What `-v` and `/show model` tell: where it runs, what it holds, what took how long."""
+    tokens = report.num_blocks * report.block_size
+    lines = [
+        f"{report.device}, {report.dtype}, attention {report.attention_backend}"
+        f" ({report.attention_reason})",
+        f"weights {report.weights_bytes / 2**30:.2f} GiB, KV cache {report.pool_bytes / 2**30:.2f}"
+        f" GiB for {spaced(tokens)} tokens",
+    ]
+    stages = [f"{name} {seconds:.2f} s" for name, seconds in report.stage_s.items()]
+    return [*lines, ", ".join(stages)] if stages else lines
 
 
 def context_meter(used: int, limit: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -114,10 +115,8 @@ class PtyChat:
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             if select.select([self.fd], [], [], 0.05)[0]:
-                try:
+                with contextlib.suppress(OSError):
                     self.output += os.read(self.fd, 65536).decode("utf-8", "replace")
-                except OSError:
-                    pass
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)

@@ -129,7 +129,12 @@ def test_set_and_show() -> None:
     assert typed("/set temperature").startswith("error: /set takes a setting and its value")
     assert typed("/set temperature 3").startswith("error: temperature must be from 0 to 2")
     assert typed("/show all").startswith("error: /show takes settings, prompt, model, messages")
-    assert typed("/show model") == "fake: up to 32 768 tokens\nweights 0.1 s\n"
+    assert typed("/show model") == (
+        "fake: up to 32 768 tokens\n"
+        "cpu, float32, attention torch (the only one here)\n"
+        "weights 1.00 GiB, KV cache 0.50 GiB for 1 600 tokens\n"
+        "weights 0.10 s, KV cache 0.25 s\n"
+    )
     assert typed("/show prompt") == "Nothing was said yet.\n"
     typed("hi")
     assert typed("/show prompt") == (
