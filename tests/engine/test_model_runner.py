@@ -466,7 +466,7 @@ def test_cuda_pool_is_profiled_and_given_back(folder: Path) -> None:
     assert runner.kv_cache.layers[0][0].shape == (runner.num_blocks + 1, P, 2, 32)
     assert runner.kv_cache.layers[0][0].transpose(1, 2).is_contiguous()  # [N, Hk, P, D]
     runner.close()
-    assert torch.cuda.memory_allocated() < 1 << 24
+    assert torch.cuda.memory_allocated() < 1 << 26  # cuBLAS keeps 32 MiB of workspace
     with pytest.raises(OutOfMemoryError):
         make_runner(folder, device="cuda", num_blocks=1 << 34, attention_backend="torch")
 
