@@ -29,8 +29,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)
     # Two rows of one [2, in] block, then transposed: the order of the copy matters to the GEMM.
     columns = x.t() if rows > 1 else x.expand(2, -1).contiguous().t()
-    y = torch.mm(weight, columns)[:, :rows].t()  # [T, out], not contiguous
-    return y.contiguous() if bias is None else y + bias
+    y = torch.mm(weight, columns)[:, :rows].t().contiguous()  # [T, out]
+    return y if bias is None else y.add_(bias)
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

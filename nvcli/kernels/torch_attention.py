@@ -34,7 +34,7 @@ class _Group:
     num_tokens: int  # n
     num_keys: int  # L, the longest row's, to which the others are padded
     first_slot: int | None  # the row's keys are slots first_slot .. first_slot + L of the cache
-    blocks: Tensor | None  # [b * M] int64, otherwise
+    slots: Tensor | None  # [b * L] int64, otherwise
     mask: Tensor | None  # [b, 1, 1, L] or [n, L], added to the scores
     is_causal: bool  # the row has no keys before this step
 
@@ -105,25 +105,23 @@ class TorchAttention:
             k = k_cache.flatten(0, 1)[keys].transpose(0, 1)[None]
             v = v_cache.flatten(0, 1)[keys].transpose(0, 1)[None]
             return k, v
-        assert group.blocks is not None, "a group has a first slot or blocks"
-        k_blocks, v_blocks = self._gather(k_cache, v_cache, group.blocks)  # [b * M, P, Hk, D]
-        shape = (group.num_rows, -1, *k_cache.shape[2:])
-        k = k_blocks.view(shape)[:, : group.num_keys].transpose(1, 2)
-        v = v_blocks.view(shape)[:, : group.num_keys].transpose(1, 2)
-        return k, v
+        assert group.slots is not None, "a group has a first slot or slots"
+        shape = (group.num_rows, group.num_keys, *k_cache.shape[2:])
+        k, v = self._gather(k_cache, v_cache, group.slots)  # [b * L, Hk, D]
+        return k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
 
-    def _gather(self, k_cache: Tensor, v_cache: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        if k_cache.device.type != "cpu":
-            return k_cache.index_select(0, blocks), v_cache.index_select(0, blocks)
-        num_blocks, tail = len(blocks), k_cache.shape[1:]
+    def _gather(self, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+        if not k_cache.is_contiguous():
+            block, offset = slots // k_cache.shape[1], slots % k_cache.shape[1]
+            return k_cache[block, offset], v_cache[block, offset]
+        tail, dtype = k_cache.shape[2:], k_cache.dtype
         old = self._scratch[0] if self._scratch else None
-        if old is None or len(old) < num_blocks or old.shape[1:] != tail:
-            self._scratch = [k_cache.new_zeros(num_blocks, *tail) for _ in range(2)]
-        elif old.dtype != k_cache.dtype:
-            self._scratch = [buffer.to(k_cache.dtype) for buffer in self._scratch]
-        k, v = (buffer[:num_blocks] for buffer in self._scratch)
-        torch.index_select(k_cache, 0, blocks, out=k)
-        torch.index_select(v_cache, 0, blocks, out=v)
+        if old is None or len(old) < len(slots) or (old.shape[1:], old.dtype) != (tail, dtype):
+            size = len(slots) * 3 // 2  # contexts grow by a token a step
+            self._scratch = [k_cache.new_zeros(size, *tail) for _ in range(2)]
+        k, v = (buffer[: len(slots)] for buffer in self._scratch)
+        torch.index_select(k_cache.flatten(0, 1), 0, slots, out=k)
+        torch.index_select(v_cache.flatten(0, 1), 0, slots, out=v)
         return k, v
 
 
@@ -154,7 +152,7 @@ def _make_plan(batch: ForwardBatch, q: Tensor, k_cache: Tensor) -> _Plan:
                 num_tokens=num_tokens,
                 num_keys=num_keys,
                 first_slot=ids[0] * block_size if is_view else None,
-                blocks=None if is_view else torch.tensor(ids, device=q.device),
+                slots=None if is_view else _slots_of_blocks(ids, block_size, q)[:num_keys],
                 mask=_chunk_mask(num_tokens, num_keys, q) if needs_mask else None,
                 is_causal=is_causal,
             )
@@ -191,16 +189,20 @@ def _decode_group(
     batch: ForwardBatch, members: list[tuple[int, int]], longest: int, block_size: int, q: Tensor
 ) -> _Group:
     width = -(-longest // block_size)
-    blocks: list[int] = []
     key_lens = [batch.key_lens[row] for _, row in members]
+    ids: list[int] = []
     for (_, row), num_keys in zip(members, key_lens, strict=True):
-        ids = batch.block_ids[row][: -(-num_keys // block_size)]
-        blocks += ids + ids[-1:] * (width - len(ids))  # any written block: the mask hides it
+        own = batch.block_ids[row][: -(-num_keys // block_size)]
+        ids += own + own[-1:] * (width - len(own))
+    slots = _slots_of_blocks(ids, block_size, q).view(len(members), -1)[:, :longest]
     mask = None
     if min(key_lens) != longest:
         lens = torch.tensor(key_lens, device=q.device)[:, None]
         hidden = torch.arange(longest, device=q.device) >= lens  # [b, L]
         mask = q.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))[:, None, None]
+        # A hidden key is multiplied by 0 all the same, and what its slot holds may be NaN: the
+        # row's first key stands in.
+        slots = torch.where(hidden, slots[:, :1], slots)
     tokens = [token for token, _ in members]
     is_run = tokens[-1] - tokens[0] == len(tokens) - 1
     return _Group(
@@ -211,10 +213,16 @@ def _decode_group(
         num_tokens=1,
         num_keys=longest,
         first_slot=None,
-        blocks=torch.tensor(blocks, device=q.device),
+        slots=slots.reshape(-1),
         mask=mask,
         is_causal=False,
     )
+
+
+def _slots_of_blocks(ids: list[int], block_size: int, q: Tensor) -> Tensor:
+    """[len(ids) * P] int64: the slots of these blocks, in order."""
+    first = torch.tensor(ids, device=q.device)[:, None] * block_size
+    return (first + torch.arange(block_size, device=q.device)).view(-1)
 
 
 def _chunk_mask(num_tokens: int, num_keys: int, q: Tensor) -> Tensor:

@@ -139,8 +139,10 @@ def _read_index(folder: Path) -> dict[str, str]:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         by_file: dict[str, set[str]] = defaultdict(set)
         for name, file in weight_map.items():
+            if not isinstance(file, str):
+                raise TypeError(f"{name} names no file")
             by_file[file].add(name)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
         raise WeightsError(f"{path} is not a safetensors index") from err
     for file, names in by_file.items():
         if "/" in file or "\\" in file or not (folder / file).is_file():

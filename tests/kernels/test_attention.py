@@ -1,0 +1,234 @@
+"""Attention backends against the reference, and the choice between them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from nvcli.errors import DeviceError, UnsupportedParameterError
+from nvcli.kernels import attention, reference
+from nvcli.kernels.attention import select_backend
+from nvcli.kernels.torch_attention import TorchAttention
+from nvcli.layers.forward_batch import ForwardBatch
+from tests.builders_torch import Rows, make_forward_batch
+
+CPU = torch.device("cpu")
+
+
+def make_case(
+    rows: list[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 8,
+    block_size: int = 4,
+    is_consecutive: bool = False,
+    heads_first: bool = False,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, ForwardBatch]:
+    """rows: (tokens, keys). Slots that no row has written hold NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    widths = [-(-keys // block_size) for _, keys in rows]
+    num_blocks = sum(widths) + 3
+    ids = list(range(num_blocks))
+    if not is_consecutive:
+        random.Random(seed).shuffle(ids)
+    shape = (num_blocks, block_size, kv_heads, head_dim)
+    k_cache, v_cache = (torch.full(shape, float("nan")) for _ in range(2))
+    made = []
+    for (tokens, keys), width in zip(rows, widths, strict=True):
+        blocks, ids = ids[:width], ids[width:]
+        for position in range(keys):
+            at = blocks[position // block_size], position % block_size
+            k_cache[at] = torch.randn(kv_heads, head_dim, generator=generator)
+            v_cache[at] = torch.randn(kv_heads, head_dim, generator=generator)
+        made.append(Rows([0] * tokens, keys - tokens, blocks))
+    total = sum(tokens for tokens, _ in rows)
+    q = torch.randn(total, heads, head_dim, generator=generator).to(dtype)
+    k_cache, v_cache = k_cache.to(dtype), v_cache.to(dtype)
+    if heads_first:
+        k_cache, v_cache = (
+            cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in (k_cache, v_cache)
+        )
+    return q, k_cache, v_cache, make_forward_batch(made, [(k_cache, v_cache)])
+
+
+def reference_of(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, scale: float) -> Tensor:
+    tables = batch.gather_block_tables()
+    return reference.paged_attention(q, k, v, batch.cu_seqlens_q, batch.seq_lens, tables, scale)
+
+
+CASES: dict[str, list[tuple[int, int]]] = {
+    "one decoding": [(1, 9)],
+    "one prompt": [(7, 7)],
+    "one chunk": [(5, 12)],
+    "first token": [(1, 1)],
+    "equal decoding rows": [(1, 12)] * 4,
+    "ragged decoding rows": [(1, n) for n in (1, 4, 5, 300, 280, 17, 16, 15)],
+    "long and short": [(1, 400), (1, 2), (1, 390), (1, 3)],
+    "mixed": [(1, 9), (6, 6), (1, 10), (3, 21), (1, 9), (2, 2)],
+    "prompts only": [(3, 3), (5, 5)],
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("rows", CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("layout", ["scattered", "consecutive", "heads first"])
+def test_torch_backend_equals_reference(
+    rows: list[tuple[int, int]], kv_heads: int, layout: str
+) -> None:
+    q, k, v, batch = make_case(
+        rows,
+        kv_heads=kv_heads,
+        is_consecutive=layout == "consecutive",
+        heads_first=layout == "heads first",
+    )
+    out = TorchAttention().forward(q, k, v, batch, 0.3)
+    torch.testing.assert_close(out, reference_of(q, k, v, batch, 0.3), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.torch
+def test_reference_by_hand() -> None:
+    """One head of one dimension: a token attends to keys 0, ln 3 with weights 1/4 and 3/4."""
+    k = torch.tensor([0.0, 3.0]).log1p().mul(2).div(2).view(1, 2, 1, 1)
+    k[0, 1] = torch.tensor(3.0).log()
+    v = torch.tensor([4.0, 8.0]).view(1, 2, 1, 1)
+    q = torch.ones(2, 1, 1)
+    bounds = torch.tensor([0, 2], dtype=torch.int32)
+    lens, tables = torch.tensor([2], dtype=torch.int32), torch.tensor([[0]], dtype=torch.int32)
+    out = reference.paged_attention(q, k, v, bounds, lens, tables, 1.0)
+    torch.testing.assert_close(out.flatten(), torch.tensor([4.0, 7.0]))
+
+
+@pytest.mark.torch
+def test_one_backend_serves_steps_of_any_shape() -> None:
+    """The gather buffers are kept between steps; nothing of an older step shows."""
+    backend = TorchAttention()
+    for seed, rows in enumerate([*CASES.values(), *CASES.values()]):
+        q, k, v, batch = make_case(rows, seed=seed, kv_heads=1 + seed % 2)
+        out = backend.forward(q, k, v, batch, 0.3)
+        want = reference_of(q, k, v, batch, 0.3)
+        torch.testing.assert_close(out, want, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.torch
+def test_padding_rows_are_finite() -> None:
+    q, k, v, batch = make_case([(1, 5), (1, 5)])
+    batch.key_lens[1], batch.block_ids[1] = 0, []
+    q[1] = float("nan")
+    out = TorchAttention().forward(q, k, v, batch, 0.3)
+    assert out[0].isfinite().all()
+    assert torch.equal(out[1], torch.zeros_like(out[1]))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_torch_backend_in_16_bits(dtype: torch.dtype) -> None:
+    """Off by no more than twice what rounding the exact result costs."""
+    q, k, v, batch = make_case(CASES["mixed"], dtype=dtype)
+    want = reference_of(q.float(), k.float(), v.float(), batch, 0.3)
+    error = (TorchAttention().forward(q, k, v, batch, 0.3).float() - want).abs().max()
+    rounding = (want.to(dtype).float() - want).abs().max()
+    assert error <= 2 * rounding + 1e-3
+
+
+# --- the choice ----------------------------------------------------------------------------------
+
+
+def select(name: str, *, device: torch.device = CPU) -> tuple[str, str]:
+    backend, reason = select_backend(
+        name, device=device, dtype=torch.bfloat16, head_dim=128, block_size=16
+    )
+    return backend.name, reason
+
+
+def test_auto_on_the_cpu() -> None:
+    assert select("auto") == ("torch", "torch, for the CPU")
+
+
+def test_torch_by_name() -> None:
+    assert select("torch") == ("torch", "torch, as asked")
+
+
+@pytest.mark.parametrize("name", ["fa2", "fa3"])
+def test_flash_attention_needs_cuda(name: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        select(name)
+    assert str(caught.value) == f"attention backend {name} cannot run: it needs a CUDA device"
+
+
+def test_triton_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedParameterError) as caught:
+        select("triton")
+    assert str(caught.value) == (
+        "attention backend triton is not available in this version. Use auto, torch, fa2 or fa3."
+    )
+
+
+def pretend_device(monkeypatch: pytest.MonkeyPatch, *, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+
+def test_auto_on_hopper_without_flash_attention_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_device(monkeypatch, capability=(9, 0))
+    assert select("auto", device=torch.device("cuda")) == (
+        "torch",
+        "torch, slow on CUDA; no fa3: it is not installed (pip install 'nvcli[fa3]'); "
+        "no fa2: --block-size must be a multiple of 256, not 16",
+    )
+
+
+def test_absent_package_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_device(monkeypatch, capability=(9, 0))
+    with pytest.raises(DeviceError) as caught:
+        select("fa3", device=torch.device("cuda"))
+    assert str(caught.value) == (
+        "attention backend fa3 cannot run: it is not installed (pip install 'nvcli[fa3]')"
+    )
+
+
+def test_wrong_card_dtype_and_head_dim(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_device(monkeypatch, capability=(8, 0))
+    cuda = torch.device("cuda")
+    fa3, fa2 = attention.FlashAttention3, attention.FlashAttention2
+    assert fa3.obstacle(cuda, torch.bfloat16, 128, 16) == (
+        "it has no kernels for compute capability 8.0"
+    )
+    assert fa2.obstacle(cuda, torch.float32, 128, 256) == (
+        "it needs float16 or bfloat16, not float32"
+    )
+    assert fa2.obstacle(cuda, torch.float16, 512, 256) == "it has no head dimension 512"
+
+
+# --- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize("name", ["torch", "fa2", "fa3"])
+def test_backends_on_cuda(name: str, rows: list[tuple[int, int]]) -> None:
+    device = torch.device("cuda")
+    block_size = 256 if name == "fa2" else 16
+    try:
+        backend, _ = select_backend(
+            name, device=device, dtype=torch.bfloat16, head_dim=128, block_size=block_size
+        )
+    except DeviceError as error:
+        pytest.skip(str(error))
+    q, k, v, batch = make_case(
+        rows, heads=8, head_dim=128, block_size=block_size, dtype=torch.bfloat16, heads_first=True
+    )
+    want = reference_of(q.float(), k.float(), v.float(), batch, 128**-0.5)
+    for name_ in ("cu_seqlens_q", "seq_lens", "slots", "block_table"):
+        setattr(batch, name_, getattr(batch, name_).to(device))
+    k, v = (x.to(device).nan_to_num(0.0) for x in (k, v))
+    out = backend.forward(q.to(device), k, v, batch, 128**-0.5)
+    rounding = (want.bfloat16().float() - want).abs().max()
+    assert (out.cpu().float() - want).abs().max() <= 2 * rounding + 2e-3

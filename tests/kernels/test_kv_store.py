@@ -1,0 +1,93 @@
+"""The Triton KV store: its source in the interpreter, and in bfloat16 on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+
+# (tokens, KV heads, head_dim, block size, slots, heads first)
+SHAPES = [
+    (4, 2, 32, 4, [3, 0, -1, 9], False),
+    (4, 2, 32, 4, [3, 0, -1, 9], True),
+    (1, 1, 2, 1, [2], False),
+    (3, 3, 20, 5, [-1, -1, -1], True),
+    (5, 5, 96, 16, [47, 1, 31, 16, -1], True),
+    (2, 8, 128, 16, [5, 33], True),
+]
+
+
+def check_shape(
+    shape: tuple[int, int, int, int, list[int], bool], dtype: torch.dtype, device: str
+) -> None:
+    """Kernel against reference, from strided rows of a fused q|k|v, into NaN."""
+    from nvcli.kernels import kv_store, reference
+
+    tokens, heads, head_dim, block_size, slots, heads_first = shape
+
+    def cache() -> Tensor:
+        axes = (heads, block_size) if heads_first else (block_size, heads)
+        out = torch.full((3, *axes, head_dim), float("nan"), dtype=dtype, device=device)
+        return out.transpose(1, 2) if heads_first else out
+
+    qkv = torch.randn(tokens, 3 * heads, head_dim).to(device, dtype)
+    k, v = qkv[:, heads : 2 * heads], qkv[:, 2 * heads :]
+    slot_mapping = torch.tensor(slots, device=device)
+    ours, wanted = (cache(), cache()), (cache(), cache())
+    kv_store.store_kv(k, v, *ours, slot_mapping)
+    reference.store_kv(k, v, *wanted, slot_mapping)
+    for got, want in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+@needs_triton
+@pytest.mark.interpret
+@pytest.mark.timeout(300)
+def test_kernel_source_in_the_interpreter() -> None:
+    """In its own process: Triton decides when it is imported whether it interprets."""
+    code = (
+        "import torch; from tests.kernels.test_kv_store import SHAPES, check_shape\n"
+        "for shape in SHAPES: check_shape(shape, torch.float32, 'cpu')\n"
+        "print('all equal')"
+    )
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert (run.stdout, run.returncode) == ("all equal\n", 0), run.stderr
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_kernel_on_cuda(
+    shape: tuple[int, int, int, int, list[int], bool], dtype: torch.dtype
+) -> None:
+    check_shape(shape, dtype, "cuda")
+
+
+@needs_triton
+@pytest.mark.gpu
+def test_slots_beyond_2_to_the_31_elements() -> None:
+    """vllm#47671: block id times stride passes 2^31."""
+    from nvcli.kernels import kv_store
+
+    heads, head_dim, block_size = 8, 128, 16
+    num_blocks = 2**31 // (heads * head_dim * block_size) + 2
+    shape = (num_blocks, heads, block_size, head_dim)
+    caches = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    k_cache, v_cache = (cache.transpose(1, 2) for cache in caches)
+    k = torch.randn(2, heads, head_dim, device="cuda").bfloat16()
+    slot = (num_blocks - 1) * block_size + 3
+    kv_store.store_kv(k, -k, k_cache, v_cache, torch.tensor([slot, -1], device="cuda"))
+    assert torch.equal(k_cache[num_blocks - 1, 3], k[0])
+    assert torch.equal(v_cache[num_blocks - 1, 3], -k[0])
+    assert int(k_cache[: num_blocks - 1].count_nonzero()) == 0
