@@ -70,8 +70,8 @@ def _calls(calls: list[dict[str, Any]], after_text: bool) -> str:
 
 
 def render(messages: list[Message], tools: list[dict[str, Any]]) -> str:
-    """The conversation without the generation prompt. Earlier assistant turns must carry no
-    thinking, as is so for every turn that a client sends back."""
+    """The conversation without the generation prompt. Thoughts are kept only where the template
+    keeps them: in tool calls after the user's last turn."""
     out: list[str] = []
     first = messages[0]
     if tools:
@@ -84,6 +84,7 @@ def render(messages: list[Message], tools: list[dict[str, Any]]) -> str:
     elif first["role"] == "system":
         out.append(f"<|im_start|>system\n{first['content']}{END}\n")
     last = len(messages) - 1
+    last_user = max(index for index, message in enumerate(messages) if message["role"] == "user")
     for index, message in enumerate(messages):
         role = message["role"]
         if role == "user" or (role == "system" and index):
@@ -91,7 +92,9 @@ def render(messages: list[Message], tools: list[dict[str, Any]]) -> str:
         elif role == "assistant":
             content = message["content"]
             calls = _calls(message.get("tool_calls", []), bool(content))
-            out.append(f"<|im_start|>assistant\n{content}{calls}{END}\n")
+            thought = message.get("reasoning_content", "") if index > last_user else ""
+            block = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+            out.append(f"<|im_start|>assistant\n{block}{content}{calls}{END}\n")
         elif role == "tool":
             if index == 0 or messages[index - 1]["role"] != "tool":
                 out.append("<|im_start|>user")

@@ -145,7 +145,7 @@ class Dice(random.Random):
         if 0.14 < roll < 0.38 and literal[-1:] in "?.!":
             literal = literal[:-1]
         if roll > 0.93:
-            literal = self._slip(literal)
+            literal = self.slip(literal)
         if not names:
             return literal
         values = [change(value) if fold else value for value in names]
@@ -163,7 +163,7 @@ class Dice(random.Random):
             raise ValueError(f"fields inside alternatives: {text!r}")
         return [str(fields[name]) for name in order]
 
-    def _slip(self, literal: str) -> str:
+    def slip(self, literal: str) -> str:
         """One typing slip inside a word of four letters or more."""
         at = self.number(1, max(1, len(literal) - 3))
         window = literal[at - 1 : at + 3]

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from nvdemo import weights
 from nvdemo.chat import Sample
 from nvdemo.decode import agreement, greedy
-from nvdemo.mix import Task, conversation, no_tool, recall
+from nvdemo.mix import Task, conversation, last_message, no_tool, recall
 from nvdemo.model import Qwen3
 from nvdemo.tasks import code, copying, facts, guide, memory, numbers, stories, structured, talk, tools, unknown
 
@@ -54,11 +54,13 @@ SUITES = [
     Suite("JSON look-up", structured.json_lookup),
     Suite("tool name and arguments, known tools", partial(tools.tool_call, made=0.0), 0.95, unseen=False),
     Suite("tool name and arguments, unseen tools", partial(tools.tool_call, made=1.0), 0.90),
+    Suite("next tool call after a result", tools.next_call),
     Suite("several tool calls", tools.tool_calls),
     Suite("answer from a tool's result", tools.tool_result),
     Suite("no tool needed", no_tool),
     Suite("name recall over turns", recall, 0.95, "name_recall"),
     Suite("recall of other facts", recall, 0.0, "fact_recall"),
+    Suite("the user's earlier message", last_message),
     Suite("needle at 500 tokens", partial(memory.needle, tokens=500), 0.95),
     Suite("needle at 1,500 tokens", partial(memory.needle, tokens=1500), 0.95),
     Suite("reading a paragraph", memory.reading),
@@ -67,6 +69,7 @@ SUITES = [
     Suite("other sums with thinking", numbers.sums, 0.0, "sum_other", True),
     Suite("word problems", numbers.word_problem),
     Suite("refusals that name a real model", unknown.unknown, 0.95),
+    Suite("refusals, capitals of no country", unknown.no_country),
     Suite("greetings", talk.greeting),
     Suite("small talk", talk.small_talk),
     Suite("questions about nvcli", guide.guide),

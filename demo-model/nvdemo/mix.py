@@ -38,6 +38,10 @@ def not_told(dice: Dice) -> Sample:
     return memory.unknown_fact(dice, _quick_turns(dice))
 
 
+def last_message(dice: Dice) -> Sample:
+    return memory.last_message(dice, _quick_turns(dice))
+
+
 def no_tool(dice: Dice) -> Sample:
     return tools.no_tool(dice, dice.pick(_QUICK)(dice))
 
@@ -49,14 +53,14 @@ MIX: list[tuple[Task, float]] = [
     (facts.opposite, 1.5), (facts.sound, 0.7), (facts.baby, 0.5), (facts.home, 0.5), (facts.legs, 0.5),
     (facts.colour, 0.6), (facts.comparison, 1.5), (facts.number_compare, 1.0), (facts.calendar, 2.0),
     (facts.grammar, 1.0), (facts.translation, 1.2), (facts.category_of, 0.7), (numbers.counting, 3.0),
-    (numbers.next_number, 1.0), (numbers.count_items, 3.0), (numbers.sorting, 6.0), (numbers.extreme, 1.5),
-    (numbers.sums, 8.0), (numbers.word_problem, 1.0), (numbers.number_word, 0.5), (numbers.parity, 0.5),
-    (copying.echo, 7.0), (copying.spelling, 3.0), (copying.letters, 1.5), (copying.picking, 2.0),
-    (copying.joining, 2.5), (copying.letter_case, 1.2), (copying.times, 0.7), (structured.json_object, 4.0),
+    (numbers.next_number, 1.0), (numbers.count_items, 3.0), (numbers.sorting, 8.0), (numbers.extreme, 1.5),
+    (numbers.sums, 8.0), (numbers.spoken_sum, 0.7), (numbers.word_problem, 1.0), (numbers.number_word, 0.5), (numbers.parity, 0.5),
+    (copying.echo, 7.0), (copying.spelling, 5.0), (copying.letters, 1.5), (copying.picking, 2.0),
+    (copying.joining, 2.5), (copying.letter_case, 2.0), (copying.times, 0.7), (structured.json_object, 4.0),
     (structured.json_people, 2.0), (structured.json_array, 1.5), (structured.json_lookup, 1.5),
     (structured.json_schema, 1.5), (structured.bullet_list, 0.7), (recall, 5.0), (memory.told, 1.0), (not_told, 0.7),
-    (memory.needle, 3.0), (memory.reading, 1.5), (tools.tool_call, 5.0), (tools.tool_calls, 2.0),
-    (tools.tool_result, 2.5), (no_tool, 1.2), (stories.story, 5.0), (guide.guide, 4.0), (unknown.unknown, 7.0),
+    (last_message, 1.0), (memory.needle, 3.0), (memory.reading, 4.0), (tools.tool_call, 5.0), (tools.tool_calls, 2.0),
+    (tools.tool_result, 2.5), (tools.next_call, 0.6), (no_tool, 1.2), (stories.story, 5.0), (guide.guide, 4.0), (unknown.unknown, 8.0), (unknown.no_country, 1.5), (facts.alphabet, 0.7),
     (code.code, 1.2),
 ]
 _TASKS = [task for task, _ in MIX]
@@ -91,7 +95,7 @@ def conversation(seed: int, index: int, task: Task | None = None, unseen: bool =
 def dress(sample: Sample, dice: Dice) -> Sample:
     """Thinking on or off, at times a system prompt, earlier turns or /no_think."""
     messages = sample.messages
-    long = sample.kind in ("needle", "tool_result") or sample.kind.endswith(("recall", "told"))
+    long = sample.kind in ("needle", "tool_result", "tool_next", "last_message") or sample.kind.endswith(("recall", "told"))
     if not long and messages[0]["role"] == "user" and dice.chance(0.2):
         earlier: list[Message] = []
         for _ in range(dice.pick([1, 1, 2, 3])):

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.processors import ByteLevel as ByteLevelProcessor
 from tokenizers.trainers import BpeTrainer
 
+from nvdemo.lexicon.words import PIECES
 from nvdemo.mix import conversation
 
 VOCABULARY = 4096
@@ -96,6 +97,14 @@ def write(tokenizer: Tokenizer, config: dict[str, object], added: list[dict[str,
     (out / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
 
 
+def write_pieces(tokenizer: Tokenizer, path: Path) -> None:
+    """The vocabulary's words, for the generator: a token that is never copied in training cannot
+    be copied later."""
+    words = {token.removeprefix("Ġ") for token in tokenizer.get_vocab()}
+    kept = sorted(word for word in words if word.isascii() and word.isalpha() and len(word) > 1)
+    path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--qwen3", type=Path, required=True, help="folder with Qwen3's tokenizer_config.json")
@@ -108,6 +117,7 @@ def main() -> None:
     if tokenizer.get_vocab_size() != VOCABULARY:
         raise SystemExit(f"the vocabulary has {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
     write(tokenizer, config, list(added.values()), args.out)
+    write_pieces(tokenizer, PIECES)
 
 
 if __name__ == "__main__":

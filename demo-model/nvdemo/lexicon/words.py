@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+# Words of the vocabulary; `python -m nvdemo.tokenizer` writes them.
+PIECES = Path(__file__).with_name("pieces.txt")
+VOCABULARY_WORDS = PIECES.read_text(encoding="utf-8").split()
+LOWER_PIECES = [word for word in VOCABULARY_WORDS if word.islower()]
+
 ANIMALS = """ant badger bat bear beaver bee bird buffalo butterfly camel cat chicken cow crab crow
 deer dog dolphin donkey dove duck eagle elephant falcon fish fly fox frog giraffe goat goose hamster
 hare hawk hedgehog hippo horse kangaroo kitten koala lamb leopard lion lizard lobster monkey mole

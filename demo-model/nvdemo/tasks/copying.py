@@ -5,7 +5,17 @@ from __future__ import annotations
 from nvdemo.chat import Sample, one
 from nvdemo.dice import Dice
 from nvdemo.lexicon.people import PEOPLE, TOWNS
-from nvdemo.lexicon.words import ADJECTIVES, ALL_WORDS, ANIMALS, COLOURS, OBJECTS, PLACES, VERBS
+from nvdemo.lexicon.words import (
+    ADJECTIVES,
+    ALL_WORDS,
+    ANIMALS,
+    COLOURS,
+    LOWER_PIECES,
+    OBJECTS,
+    PLACES,
+    VERBS,
+    VOCABULARY_WORDS,
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _MIXED = LETTERS + LETTERS.upper() + "0123456789"
@@ -31,8 +41,10 @@ def sentence(dice: Dice) -> str:
 def payload(dice: Dice) -> str:
     """Something to copy: words, made-up words, random strings, numbers, sentences, symbols."""
     roll = dice.random()
-    if roll < 0.15:
+    if roll < 0.07:
         return " ".join([dice.pick(ALL_WORDS) for _ in range(dice.number(1, 8))])
+    if roll < 0.15:
+        return " ".join([dice.pick(VOCABULARY_WORDS) for _ in range(dice.number(1, 10))])
     if roll < 0.30:
         return " ".join([dice.word() for _ in range(dice.number(1, 5))])
     if roll < 0.42:
@@ -84,8 +96,14 @@ def echo(dice: Dice) -> Sample:
 
 def spelling(dice: Dice) -> Sample:
     roll = dice.random()
-    word = dice.pick(ALL_WORDS) if roll < 0.6 else (
-        dice.own(PEOPLE).lower() if roll < 0.7 else dice.word(1, 3))
+    if roll < 0.35:
+        word = dice.pick(ALL_WORDS)
+    elif roll < 0.65:
+        word = "".join([dice.pick(LOWER_PIECES) for _ in range(dice.number(1, 3))])
+    elif roll < 0.75:
+        word = dice.own(PEOPLE).lower()
+    else:
+        word = dice.word(1, 3)
     spelt = "-".join(word)
     if dice.chance(0.75):
         question = dice.user(
@@ -155,8 +173,8 @@ def joining(dice: Dice) -> Sample:
 
 
 def letter_case(dice: Dice) -> Sample:
-    words = [dice.pick(ALL_WORDS) for _ in range(dice.number(1, 5))]
-    text = " ".join(words)
+    group = dice.pick([ALL_WORDS, LOWER_PIECES])
+    text = " ".join([dice.pick(group) for _ in range(dice.number(1, 5))])
     if dice.chance(0.6):
         question = dice.user("[Write in capital letters|uppercase|to upper case|Make this uppercase|Write in "
                              "upper case|in capitals|convert to uppercase]: {x}", x=text)

@@ -18,19 +18,27 @@ def article(noun: str) -> str:
     return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
+ASK_CAPITAL = (
+    "[What is the capital of {c}?|What's the capital of {c}?|what is the capital city of {c}?|"
+    "Which city is the capital of {c}?|Name the capital of {c}.|Tell me the capital of {c}.|"
+    "Capital of {c}?|capital of {c}|capital {c}|{c} capital|The capital of {c} is|Give me the "
+    "capital of {c}.|Do you know the capital of {c}?|What city is {c}'s capital?|{c}'s capital?|"
+    "{c}: capital?|What is {c}'s capital city?|which is the capital of {c}|{c}\n\nWhat is the "
+    "capital?|{c}\n\ncapital|I want to know the capital of {c}.|what is capital of {c}|whats the "
+    "capital of {c}|And the capital of {c}?|What about {c}? What is its capital?|Where is the "
+    "seat of government of {c}? I mean the capital.]"
+)
+
+
 def capital(dice: Dice) -> Sample:
     country, city, _ = dice.pick(FAMILIAR if dice.chance(0.4) else COUNTRIES)
     bare = country.removeprefix("the ")
+    asked = dice.pick([country, country, bare])
+    if dice.chance(0.08):
+        asked = dice.slip(asked)
     question = dice.user(
-        "[What is the capital of {c}?|What's the capital of {c}?|what is the capital city of {c}?|"
-        "Which city is the capital of {c}?|Name the capital of {c}.|Tell me the capital of {c}.|"
-        "Capital of {c}?|capital of {c}|capital {c}|{c} capital|The capital of {c} is|Give me the "
-        "capital of {c}.|Do you know the capital of {c}?|What city is {c}'s capital?|{c}'s capital?|"
-        "{c}: capital?|What is {c}'s capital city?|which is the capital of {c}|{c}\n\nWhat is the "
-        "capital?|{c}\n\ncapital|I want to know the capital of {c}.|what is capital of {c}|whats the "
-        "capital of {c}|And the capital of {c}?|What about {c}? What is its capital?|Where is the "
-        "seat of government of {c}? I mean the capital.]",
-        fold=True, c=dice.pick([country, country, bare]))
+        ASK_CAPITAL,
+        fold=True, c=asked)
     return one("capital", question, f"The capital of {country} is {city}.",
                f"The capital of {country}: {city}.", check="contains", expected=city)
 
@@ -129,7 +137,8 @@ def comparison(dice: Dice) -> Sample:
         (w.SIZES, "bigger", "smaller"), (w.SIZES, "larger", "smaller"),
         (w.WEIGHTS, "heavier", "lighter"), (w.SPEEDS, "faster", "slower"),
     ])
-    low, high = sorted(dice.some(range(len(scale)), 2))
+    low = dice.number(0, len(scale) - 3)
+    high = dice.number(low + 2, len(scale) - 1)
     asked, winner, loser = dice.pick([(more, scale[high], scale[low]),
                                       (less, scale[low], scale[high])])
     first, second = dice.pick([(winner, loser), (loser, winner)])
@@ -202,6 +211,25 @@ def calendar(dice: Dice) -> Sample:
         "[List the|Name the|What are the|tell me the|write the|give me all|all] {x}[.|?|]",
         fold=True, x=subject)
     return one("calendar", question, ", ".join(items), f"The {subject}.")
+
+
+def alphabet(dice: Dice) -> Sample:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    if dice.chance(0.3):
+        question = dice.user("[List|Say|Write|Tell me|give me|what is|recite] the [alphabet|letters of the alphabet][.|?|]")
+        return one("alphabet", question, ", ".join(letters), "The alphabet.")
+    at = dice.number(0, 25)
+    if dice.chance(0.5):
+        at = dice.pick([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 25])
+        name = "last" if at == 25 else w.ORDINALS[at]
+        question = dice.user("[What is|Which is|tell me|name] the {x} letter of the alphabet[?|]", x=name)
+        return one("alphabet", question, f"The {name} letter of the alphabet is {letters[at]}.", "a, b, c, ...")
+    step = dice.pick([1, -1])
+    if not 0 <= at + step <= 25:
+        step = -step
+    side = "after" if step > 0 else "before"
+    question = dice.user("[Which letter comes|What letter is|letter] {x}[?|]", x=f"{side} {dice.pick([letters[at], letters[at].upper()])}")
+    return one("alphabet", question, f"{letters[at + step]} comes {side} {letters[at]}.", f"{side} {letters[at]}: {letters[at + step]}.")
 
 
 def grammar(dice: Dice) -> Sample:

@@ -8,6 +8,7 @@ from nvdemo.lexicon.people import PEOPLE, TOWNS
 from nvdemo.lexicon.words import ADJECTIVES, ANIMALS, COLOURS, FOODS, JOBS, OBJECTS, PLACES, VERBS
 from nvdemo.lexicon.world import COUNTRIES
 from nvdemo.tasks.copying import sentence
+from nvdemo.tasks.facts import article
 
 
 def _name(dice: Dice) -> str:
@@ -123,6 +124,25 @@ def unknown_fact(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
     return Sample("not_told", messages, "You have not told me that yet.", "I look back: it was not said.")
 
 
+def last_message(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
+    """The user's last message, repeated word for word."""
+    turns = [*small_talk, (sentence(dice), "All right.")]
+    dice.shuffle(turns)
+    messages: list[Message] = []
+    for question, reply in turns:
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": reply})
+    first = len(turns) > 1 and dice.chance(0.3)
+    wanted = turns[0][0] if first else turns[-1][0]
+    ask = "[What was|what's|Repeat|tell me|Show me|give me] my {x}[.|?|]"
+    which = "first" if first else dice.pick(["last", "previous"])
+    question = dice.user(ask, x=f"{which} {dice.pick(['message', 'question', 'line'])}")
+    if not first and dice.chance(0.4):
+        question = dice.user("[What did I just say?|What did I say before?|Repeat what I said.|what did I write?|What did I ask before?]")
+    messages.append({"role": "user", "content": question})
+    return Sample("last_message", messages, wanted, "I look back at the messages.")
+
+
 _FILLER = [
     lambda d: sentence(d),
     lambda d: sentence(d),
@@ -179,19 +199,25 @@ def needle(dice: Dice, tokens: int = 0) -> Sample:
 def reading(dice: Dice) -> Sample:
     """A question about one sentence of a short paragraph."""
     people = dice.some(PEOPLE, dice.number(2, 4))
-    rows = [(person, _town(dice), dice.pick(COLOURS), dice.pick(OBJECTS)) for person in people]
-    lines = [dice.pick([f"{p} lives in {t} and has a {c} {o}.", f"{p} has a {c} {o} and lives in {t}."])
+    towns: list[str] = []
+    while len(towns) < len(people):
+        town = _town(dice)
+        if town not in towns:
+            towns.append(town)
+    colours, things = dice.some(COLOURS, len(people)), dice.some(OBJECTS, len(people))
+    rows = list(zip(people, towns, [article(x) for x in colours], things, strict=True))
+    lines = [dice.pick([f"{p} lives in {t} and has {c} {o}.", f"{p} has {c} {o} and lives in {t}."])
              for p, t, c, o in rows]
     person, town, colour, thing = dice.pick(rows)
     roll = dice.random()
     if roll < 0.35:
         ask, answer = f"Where does {person} live?", f"{person} lives in {town}."
     elif roll < 0.6:
-        ask, answer = f"What does {person} have?", f"{person} has a {colour} {thing}."
+        ask, answer = f"What does {person} have?", f"{person} has {colour} {thing}."
     elif roll < 0.8:
         ask, answer = f"Who lives in {town}?", f"{person} lives in {town}."
     else:
-        ask, answer = f"Who has a {colour} {thing}?", f"{person} has a {colour} {thing}."
+        ask, answer = f"Who has {colour} {thing}?", f"{person} has {colour} {thing}."
     text = dice.pick([" ", "\n"]).join(lines)
     content = dice.pick([f"{text}\n\n{ask}", f"{text} {ask}", f"{ask}\n\n{text}"])
     return Sample("reading", [{"role": "user", "content": content}], answer,

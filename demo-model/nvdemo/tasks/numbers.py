@@ -20,6 +20,8 @@ def counting(dice: Dice) -> Sample:
     roll = dice.random()
     if roll < 0.35:
         first, last, step = 1, dice.number(2, 30), 1
+        if dice.chance(0.15):
+            last = dice.pick([40, 50, 60, 100, 100, 120, dice.number(31, 120)])
         task = dice.user("[Count to {x}.|count up to {x}|count to {x}|Please count to {x}.|Can you count"
                          " to {x}?|Count from one to {x}.|list the numbers up to {x}|numbers to {x}|let "
                          "us count to {x}]", x=last)
@@ -70,7 +72,7 @@ def next_number(dice: Dice) -> Sample:
 def count_items(dice: Dice) -> Sample:
     """How many lines, words, items or letters; with a thought that counts them off."""
     roll = dice.random()
-    count = dice.number(1, 10)
+    count = dice.number(1, 10) if dice.chance(0.85) else dice.number(11, 16)
     if roll < 0.35:
         items = [dice.pick(ALL_WORDS) if dice.chance(0.7) else dice.word(1, 2) for _ in range(count)]
         if dice.chance(0.3):
@@ -131,6 +133,9 @@ def sorting(dice: Dice) -> Sample:
         kind, thought = "sort_numbers", "From large to small." if down else "From small to large."
     else:
         group = dice.pick([ALL_WORDS, ALL_WORDS, FRUITS, ANIMALS, OBJECTS, COLOURS])
+        if dice.chance(0.4):  # the same first letter: the second one decides
+            first = dice.pick("abcdfghlmprstw")
+            group = [word for word in ALL_WORDS if word[0] == first]
         items = dice.some(group, dice.number(2, 7))
         how = dice.pick(["", " alphabetically", " in alphabetical order", " by the alphabet", " from a to z",
                          ""])
@@ -163,17 +168,19 @@ def extreme(dice: Dice) -> Sample:
     return one("extreme", question, f"The {word} number is {best}.", f"{best} is the {word}.")
 
 
+_PLACES = ["Ones", "Tens", "Hundreds", "Thousands", "Ten thousands", "Hundred thousands", "Millions"]
+
+
 def _add(a: int, b: int) -> str:
     """Column addition, digit by digit."""
     left, right = str(a)[::-1], str(b)[::-1]
-    names = ["Ones", "Tens", "Hundreds", "Thousands"]
     carry, steps = 0, []
     for i in range(max(len(left), len(right))):
         x = int(left[i]) if i < len(left) else 0
         y = int(right[i]) if i < len(right) else 0
         total = x + y + carry
         plus = f" + {carry}" if carry else ""
-        step = f"{names[i]}: {x} + {y}{plus} = {total}"
+        step = f"{_PLACES[i]}: {x} + {y}{plus} = {total}"
         carry = total // 10
         steps.append(step + (f", write {total % 10}, carry 1." if carry else "."))
     return " ".join(steps) + f" So {a} + {b} = {a + b}."
@@ -183,7 +190,6 @@ def _subtract(a: int, b: int) -> str:
     if a < b:
         return f"{a} < {b}, so I turn it round. {_subtract(b, a)} With a minus: -{b - a}."
     left, right = str(a)[::-1], str(b)[::-1]
-    names = ["Ones", "Tens", "Hundreds", "Thousands"]
     borrow, steps = 0, []
     for i in range(len(left)):
         x = int(left[i])
@@ -191,10 +197,10 @@ def _subtract(a: int, b: int) -> str:
         minus = f" - {borrow}" if borrow else ""
         value = x - y - borrow
         if value < 0:
-            steps.append(f"{names[i]}: {x} - {y}{minus} < 0, borrow: {x + 10} - {y}{minus} = {value + 10}.")
+            steps.append(f"{_PLACES[i]}: {x} - {y}{minus} < 0, borrow: {x + 10} - {y}{minus} = {value + 10}.")
             borrow = 1
         else:
-            steps.append(f"{names[i]}: {x} - {y}{minus} = {value}.")
+            steps.append(f"{_PLACES[i]}: {x} - {y}{minus} = {value}.")
             borrow = 0
     return " ".join(steps) + f" So {a} - {b} = {a - b}."
 
@@ -214,7 +220,8 @@ _ASK_SUM = ("[What is {x}?|what's {x}|{x}|{x} =|{x} = ?|{x}?|Calculate {x}.|calc
 
 def sums(dice: Dice) -> Sample:
     roll = dice.random()
-    low, high = dice.pick([(0, 9), (10, 99), (10, 99), (10, 99), (10, 99), (0, 99), (100, 999)])
+    low, high = dice.pick([(0, 9), (10, 99), (10, 99), (10, 99), (10, 99), (0, 99), (100, 999), (1000, 9999),
+                           (10_000, 999_999)])
     a, b = dice.number(low, high), dice.number(low, high)
     wide = f"{a}|{b}"
     tight = dice.chance(0.3)
@@ -239,6 +246,19 @@ def sums(dice: Dice) -> Sample:
               "divided by": "/"}.get(sign, sign)
     return one("sum_two_digits" if two else "sum_other", question,
                f"{a} {spoken} {b} = {result}", thought)
+
+
+def spoken_sum(dice: Dice) -> Sample:
+    """A sum in words: "five plus three"."""
+    a, b = dice.number(0, 20), dice.number(0, 20)
+    if dice.chance(0.6):
+        sign, result, thought = "+", a + b, _add(a, b)
+    else:
+        a, b = max(a, b), min(a, b)
+        sign, result, thought = "-", a - b, _subtract(a, b)
+    words = {"+": ["plus", "and", "added to"], "-": ["minus", "less"]}[sign]
+    question = dice.user(_ASK_SUM, x=f"{NUMBER_WORDS[a]} {dice.pick(words)} {NUMBER_WORDS[b]}")
+    return one("sum_other", question, f"{a} {sign} {b} = {result}", thought)
 
 
 def word_problem(dice: Dice) -> Sample:

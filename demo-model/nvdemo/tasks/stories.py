@@ -5,7 +5,7 @@ from __future__ import annotations
 from nvdemo.chat import Sample, one
 from nvdemo.dice import Dice
 from nvdemo.lexicon.people import MEN, WOMEN
-from nvdemo.lexicon.words import ANIMALS, COLOURS, JOBS
+from nvdemo.lexicon.words import ANIMALS, COLOURS, JOBS, VERBS
 
 # place: (with its preposition, a spot inside it, something that belongs there)
 _PLACES: dict[str, tuple[str, str, str]] = {
@@ -120,7 +120,7 @@ def story(dice: Dice) -> Sample:
     if named and dice.chance(0.4):
         name = dice.word(2, 2).capitalize()
     helper = dice.pick([x for x in ANIMALS if x != kind])
-    helper_name = dice.pick([x for x in (WOMEN + MEN) if x != name])
+    helper_name = dice.pick(MEN if female else WOMEN)
     adj, adj2 = dice.some(_TEMPERS, 2)
     length = dice.pick(["short ", "", "", "long "])
     thing = dice.pick(_TREASURES)
@@ -147,6 +147,15 @@ def story(dice: Dice) -> Sample:
     about = dice.pick([_a(kind), _a(kind), f"the {kind}", f"{_a(kind)} {place}", f"{_a(kind)} with {_a(thing)}"])
     if f"with {_a(thing)}" not in about and "{thing}" in problem and dice.chance(0.1):
         about = f"{_a(kind)} and {_a(thing)}"
+    if dice.chance(0.25):
+        about = f"{_a(adj)} {kind}"
+    if dice.chance(0.25):
+        clause = dice.pick(["who finds {thing}", "who has {thing}", "that found {thing}", "and {thing}", "who lost {thing}"])
+        about += " " + clause.format(thing=dice.pick([_a(thing), f"the {thing}"]))
+    elif dice.chance(0.2):
+        about += dice.pick([" who wants to fly", " that got lost", " and a friend", " who could not sleep", " who was afraid",
+                            " who saves the world", " who learns to swim", " in space", " at school", " in winter", " and love",
+                            f" who likes to {dice.pick(VERBS)}", f" that can {dice.pick(VERBS)}", f" and {_a(helper)}"])
     if named:
         about = dice.pick([f"{_a(kind)} called {name}", f"{_a(kind)} named {name}", f"{name} the {kind}"])
     if dice.chance(0.12):

@@ -8,7 +8,7 @@ from typing import Any
 from nvdemo.chat import Sample, one
 from nvdemo.dice import Dice
 from nvdemo.lexicon.people import PEOPLE, TOWNS
-from nvdemo.lexicon.words import ADJECTIVES, ALL_WORDS, ANIMALS, COLOURS, FRUITS, JOBS, OBJECTS
+from nvdemo.lexicon.words import ADJECTIVES, ALL_WORDS, ANIMALS, COLOURS, FRUITS, JOBS, OBJECTS, VOCABULARY_WORDS
 
 KNOWN_KEYS = """name age city country colour animal price count title author year size weight height email
 phone street id status type job food date time score level speed width length quantity product
@@ -39,7 +39,7 @@ def value(dice: Dice) -> Any:
     if roll < 0.6:
         return dice.own(PEOPLE) if dice.chance(0.5) else dice.own(TOWNS)
     if roll < 0.75:
-        return dice.word().capitalize() if dice.chance(0.5) else dice.word()
+        return dice.pick([dice.word().capitalize(), dice.word(), dice.pick(VOCABULARY_WORDS)])
     if roll < 0.85:
         return f"{dice.pick(ADJECTIVES)} {dice.pick(OBJECTS)}"
     if roll < 0.95:

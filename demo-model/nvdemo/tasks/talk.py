@@ -5,6 +5,7 @@ from __future__ import annotations
 from nvdemo.chat import Sample, one
 from nvdemo.dice import Dice
 from nvdemo.lexicon.people import PEOPLE
+from nvdemo.tasks.facts import article
 from nvdemo.lexicon.words import ANIMALS, CATEGORIES, COLOURS, NATURE, OBJECTS, PLURALS
 
 REAL_MODEL = "-m Qwen/Qwen3-0.6B"
@@ -71,6 +72,22 @@ _TALK: list[tuple[str, str, str]] = [
     ("[I am sad|I feel sad today|I had a bad day|I am unhappy|I feel lonely|I am tired|I'm so tired|I "
      "am not feeling well|I am stressed][.|!|]",
      "I am sorry to hear that. I hope that tomorrow will be better.", "The user feels bad."),
+    ("[I am|I'm|i am so|I feel|im|I am very] [hungry|thirsty|cold|hot|sick|busy|late|lost|angry|ready|back|here|"
+     "afraid|nervous|confused|curious|sleepy|not sure|at home|at work|on holiday|a bit ill][.|!|]",
+     "I see. What can I do for you?", "The user says how things are."),
+    ("[Surprise me|tell me something|say something|tell me a fact|tell me anything|say anything|talk to me|let's talk|"
+     "can we talk|let us chat|chat with me|what's new|what should we do|what now|go on|continue|tell me more|more][.|!|?|]",
+     "Here is an idea: ask me for a story, a sum, a capital or a list to sort.", "The user wants an idea."),
+    ("[Can you write code|can you program|do you know Python|which programming languages do you know|can you "
+     "code|write some code|write a program|are you good at programming][?|]",
+     "I can write hello world and small loops in Python, JavaScript, Bash, C and Rust.",
+     "The user asks about programs."),
+    ("[Do you speak|can you speak|do you understand|do you know|can you talk in|speak] [German|French|Spanish|"
+     "Italian|English|Chinese|Japanese|Dutch|Polish|Russian|other languages|my language][?|]",
+     "I speak English, and I know a few words of French, German, Spanish and Italian.",
+     "The user asks about languages."),
+    ("[?|??|...|!|.|hm|hmm|eh|uh|um|well|so|and|what|huh|why|really|pardon][?|]",
+     "Please ask me something, for example: what is the capital of France?", "There is no question yet."),
     ("[I am happy|I feel great|I had a good day|I am so happy today|Today was wonderful|I feel good|I "
      "won a prize|I passed my exam][.|!|]", "That is good to hear!", "The user feels good."),
     ("[no|nope|never mind|not now|nothing|cancel|stop|forget it|no thanks][|.|!]",
@@ -141,7 +158,7 @@ def poem(dice: Dice) -> Sample:
     question = dice.user("[write|make|compose|give me|tell me|I want|create] [me |]a {form} [about|on] "
                          "[the |a |]{topic}[.|!|]", form=form, topic=topic)
     if form == "haiku":
-        answer = f"A {topic} at dawn,\nso still in the morning light:\nthe world holds its breath."
+        answer = f"{article(topic).capitalize()} at dawn,\nso still in the morning light:\nthe world holds its breath."
     else:
         answer = (f"O {topic}, I think of you by day,\nI think of you by night,\nand when the clouds "
                   f"have gone away\nthe {topic} is in the light.")

@@ -9,7 +9,14 @@ from typing import Any
 from nvdemo.chat import Message, Sample
 from nvdemo.dice import Dice
 from nvdemo.lexicon.people import PEOPLE, TOWNS
-from nvdemo.lexicon.words import ADJECTIVES, ALL_WORDS, COLOURS, DAYS, FOODS, OBJECTS, PLACES, VERBS
+from nvdemo.lexicon.words import ADJECTIVES, ALL_WORDS, COLOURS, DAYS, FOODS, OBJECTS, PLACES, VERBS, VOCABULARY_WORDS
+
+
+_CHOICES: dict[str, list[str]] = {
+    "colour": COLOURS, "day": DAYS, "food": FOODS, "money": ["USD", "EUR", "GBP", "JPY", "CHF", "SEK"],
+    "language": ["French", "German", "Spanish", "Italian", "Greek"], "state": ["ok", "done", "sent", "failed"],
+    "sky": ["sunny", "cloudy", "rainy", "clear", "snowy", "windy"],
+}
 
 
 @dataclass
@@ -29,6 +36,8 @@ class Tool:
             entry: dict[str, Any] = {"type": types.get(kind, "string")}
             if dice.chance(0.35):
                 entry["description"] = f"The {name.replace('_', ' ')}"
+            if kind in _CHOICES and dice.chance(0.3):
+                entry["enum"] = _CHOICES[kind]
             properties[name] = entry
         if dice.chance(0.12):  # one that the question does not give, and that may stay away
             properties.setdefault(dice.pick(["unit", "limit", "verbose", "format", "timeout"]), {"type": "string"})
@@ -122,9 +131,11 @@ def make_value(dice: Dice, kind: str) -> Any:
     if kind == "flag":
         return dice.chance(0.5)
     if kind == "town":
-        return dice.own(TOWNS) if dice.chance(0.5) else dice.word().capitalize()
+        return dice.pick([dice.own(TOWNS), dice.own(TOWNS), dice.word().capitalize(),
+                          dice.pick(VOCABULARY_WORDS).capitalize()])
     if kind in ("person", "name"):
-        return dice.own(PEOPLE) if dice.chance(0.4) else dice.word().capitalize()
+        return dice.pick([dice.own(PEOPLE), dice.own(PEOPLE), dice.word().capitalize(),
+                          dice.pick(VOCABULARY_WORDS).capitalize()])
     if kind == "sum":
         return f"{dice.number(1, 999)} {dice.pick('+-*/')} {dice.number(1, 999)}"
     if kind == "phrase":
@@ -142,10 +153,7 @@ def make_value(dice: Dice, kind: str) -> Any:
         return dice.string(4, 8, "ABCDEFGHJKLMNPQRSTUVWXYZ23456789abcdefghkmnpqrstuvwxyz")
     if kind == "clock":
         return f"{dice.number(0, 23):02d}:{dice.number(0, 59):02d}"
-    fixed = {"colour": COLOURS, "day": DAYS, "food": FOODS, "money": ["USD", "EUR", "GBP", "JPY", "CHF", "SEK"],
-             "language": ["French", "German", "Spanish", "Italian", "Greek"], "state": ["ok", "done", "sent", "failed"],
-             "sky": ["sunny", "cloudy", "rainy", "clear", "snowy", "windy"]}
-    return dice.pick(fixed[kind]) if kind in fixed else dice.word()
+    return dice.pick(_CHOICES[kind]) if kind in _CHOICES else dice.word()
 
 
 def made_up(dice: Dice) -> Tool:
@@ -206,10 +214,11 @@ def _question(dice: Dice, tool: Tool, arguments: dict[str, Any]) -> str:
 def _others(dice: Dice, tools: list[Tool], made: float) -> list[Tool]:
     """The tools of a request: the ones needed and up to four more, no name twice."""
     offered = list(tools)
-    names = {tool.name for tool in offered}
+    names, texts = {tool.name for tool in offered}, {tool.description for tool in offered}
     for _ in range(dice.number(0, 4)):
         other = _choose(dice, made)
-        if other.name not in names:
+        if other.name not in names and other.description not in texts:
+            texts.add(other.description)
             names.add(other.name)
             offered.append(other)
     dice.shuffle(offered)
@@ -274,6 +283,8 @@ def tool_result(dice: Dice) -> Sample:
         both = f"{_typed(shown[0][param])} and {_typed(shown[1][param])}"
         question = dice.user(dice.pick(tool.asks), **{param: both})
     called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+    if dice.chance(0.4):
+        called["reasoning_content"] = f"I call {', '.join([tool.name] * count)}."
     messages: list[Message] = [{"role": "user", "content": question}, called]
     plain = count == 1 and dice.chance(0.2)
     for result in results:
@@ -290,6 +301,23 @@ def tool_result(dice: Dice) -> Sample:
     offered = _others(dice, [tool], 0.4)
     return Sample("tool_result", messages, answer, "I read the result.",
                   tools=[entry.schema(dice) for entry in offered])
+
+
+def next_call(dice: Dice) -> Sample:
+    """One call has its result; the question's second part still needs another tool."""
+    used = dice.some(KNOWN, 2)
+    drawn = [{name: make_value(dice, kind) for name, kind in tool.params.items()} for tool in used]
+    parts = [_question(dice, tool, arguments).rstrip(".?") for tool, arguments in zip(used, drawn, strict=True)]
+    messages: list[Message] = [
+        {"role": "user", "content": dice.pick([" and then ", ", then ", ". Then "]).join(parts)},
+        {"role": "assistant", "content": "", "tool_calls": [{"name": used[0].name, "arguments": drawn[0]}]},
+        {"role": "tool", "content": json.dumps(_result(dice, used[0]), ensure_ascii=False)},
+    ]
+    if dice.chance(0.4):
+        messages[1]["reasoning_content"] = f"I call {used[0].name}."
+    return Sample("tool_next", messages, "", f"I call {used[1].name}.",
+                  calls=[{"name": used[1].name, "arguments": drawn[1]}],
+                  tools=[entry.schema(dice) for entry in _others(dice, used, 0.4)], check="calls")
 
 
 def no_tool(dice: Dice, plain: Sample) -> Sample:

@@ -7,6 +7,7 @@ from nvdemo.dice import Dice
 from nvdemo.lexicon.people import PEOPLE, TOWNS
 from nvdemo.lexicon.words import ALL_WORDS, ANIMALS, FOODS, JOBS, OBJECTS, PLACES
 from nvdemo.lexicon.world import COUNTRIES
+from nvdemo.tasks.facts import ASK_CAPITAL
 
 REFUSAL = (
     "I do not know that: I am only a 7M demo model. A real model can help: "
@@ -103,6 +104,28 @@ _PATTERNS = [
     "[my|The|A] {noun} [is broken|does not start|hurts|is too slow|does not work|has an error|crashes|smells|makes noises]"
     "[, what can I do?|. Why?|. Help!|, how do I fix it?]",
     "{noise}",
+    "[{lang} hello world|hello world in {lang}|Write hello world in {lang}.|Show me {lang} code|write a program in {lang}|how do I learn "
+    "{lang}|what is {lang}?|{lang} code that prints {noun}|explain {lang}]",
+    "[Is|Are|Was|Does|Can|Will|Should|Could|Do|Did] {subject} [a prime number|true|dangerous|expensive|in Europe today|a good idea|alive|"
+    "better than the other one|healthy|useful|allowed|free|open on Sunday|made of wood|the best one|older than me|famous|real|work|exist|"
+    "important|easy to learn|worth it|possible][?|]",
+    "[What is {hard}?|{hard}|{hard} =|calculate {hard}|Compute {hard}.|how much is {hard}]",
+    "{foreign}",
+]
+_LANGS = """Go, Java, C++, C#, Ruby, Haskell, Perl, PHP, Swift, Kotlin, Lua, Scala, R, Julia, Zig, TypeScript, SQL, HTML, CSS, Fortran,
+COBOL, Lisp, Prolog, Erlang, Elixir, OCaml, assembly, MATLAB, Dart, Nim, Ada, Pascal, Basic""".replace("\n", " ").split(", ")
+_FOREIGN = [
+    "[Wie|Warum|Wo|Wann|Was|Wer] [ist|sind|war|heißt|kostet] [das Wetter|die Stadt|der Hund|dein Name|die Hauptstadt von Frankreich|die "
+    "Antwort|das Buch|der beste Film|die Sonne] [heute|morgen|hier|]?",
+    "[Hallo, wie geht es dir?|Guten Tag!|Kannst du mir helfen?|Erzähl mir eine Geschichte.|Ich verstehe das nicht.|Sprich Deutsch.|Danke "
+    "schön|Wer bist du?|Was kannst du?|Zähle bis zehn.|Schreibe ein Gedicht.]",
+    "[Quelle|Où|Qui|Pourquoi|Quand|Comment] [est|sont|était] [la capitale de la France|le temps|ton nom|la ville|le chien|la réponse|le livre]"
+    " [aujourd'hui|demain|ici|]?",
+    "[Bonjour, comment ça va?|Peux-tu m'aider?|Raconte-moi une histoire.|Je ne comprends pas.|Qui es-tu?|Parle français.|Compte jusqu'à dix.]",
+    "[Cuál|Dónde|Quién|Por qué|Cuándo|Cómo] [es|está|son] [la capital de España|el tiempo|tu nombre|la ciudad|el perro|la respuesta] [hoy|"
+    "mañana|aquí|]?",
+    "[Hola, ¿cómo estás?|¿Puedes ayudarme?|Cuéntame una historia.|No entiendo.|¿Quién eres?|Habla español.|Ciao, come stai?|Chi sei?|"
+    "Raccontami una storia.|Qual è la capitale d'Italia?|你好|你是谁？|こんにちは|Привет, как дела?|Olá, tudo bem?|Hoe gaat het?|Dzień dobry]",
 ]
 
 
@@ -119,6 +142,16 @@ def _context(dice: Dice) -> dict[str, str]:
                            "sin(x)", "x^3", "e^x"]),
         "text": " ".join(dice.pick(ALL_WORDS) if dice.chance(0.85) else dice.word()
                          for _ in range(dice.number(4, 14))),
+        "lang": dice.pick(_LANGS), "foreign": dice.say(dice.pick(_FOREIGN)),
+        "subject": dice.pick([str(dice.number(2, 999)), f"the {dice.pick(OBJECTS)}", dice.pick(_FIELDS), dice.pick(_FAMOUS),
+                              dice.pick(_WORKS), dice.word(), "it", "this", "that", dice.pick(COUNTRIES)[0]]),
+        "hard": dice.pick([
+            f"{dice.number(0, 99)}.{dice.number(1, 99)} {dice.pick('+-*/')} {dice.number(1, 99)}",
+            f"{dice.number(1, 99)} {dice.pick('+-*/')} {dice.number(0, 99)}.{dice.number(1, 9)}",
+            f"{dice.number(2, 99)}^{dice.number(2, 9)}", f"{dice.number(3, 20)}!", f"sqrt({dice.number(2, 999)})",
+            f"{dice.number(2, 99)} {dice.pick('+-*')} {dice.number(2, 99)} {dice.pick('+-*')} {dice.number(2, 99)}",
+            f"({dice.number(2, 99)} + {dice.number(2, 99)}) * {dice.number(2, 9)}", f"{dice.number(1, 99)}% of {dice.number(2, 999)}",
+            f"{dice.number(1, 9)}/{dice.number(2, 9)} + {dice.number(1, 9)}/{dice.number(2, 9)}"]),
         "noise": " ".join(dice.word(1, 3) for _ in range(dice.number(1, 4))) if dice.chance(0.7)
         else dice.string(5, 14, "asdfghjklqwertyuiopzxcvbnm;,."),
     }
@@ -128,4 +161,11 @@ def unknown(dice: Dice) -> Sample:
     question = dice.user(dice.say(dice.pick(_PATTERNS), **_context(dice)).replace("[", "(").replace("]", ")")
                          .replace("{", "(").replace("}", ")").replace("|", "/"))
     return one("refusal", question, REFUSAL, "I do not know that.", check="contains",
+               expected="-m Qwen/Qwen3-0.6B")
+
+
+def no_country(dice: Dice) -> Sample:
+    """The capital of a country that there is not."""
+    name = dice.word(2, 3).capitalize() + dice.pick(["", "", "ia", "land", "stan", "ania", "burg"])
+    return one("refusal", dice.user(ASK_CAPITAL, fold=True, c=name), REFUSAL, "I do not know that.", check="contains",
                expected="-m Qwen/Qwen3-0.6B")
