@@ -89,7 +89,8 @@ class HelpPages:
                 continue
             title = getattr(param, "rich_help_panel", None) or options.GLOBAL
             if param.param_type_name == "argument":
-                record, title = (param.metavar, param.help), options.ARGUMENTS
+                record = (param.metavar or param.name.upper(), param.help or "")
+                title = options.ARGUMENTS
             groups.setdefault(title, []).append(record)
         last = groups.pop(options.GLOBAL, [])
         for title, rows in [*groups.items(), (options.GLOBAL, last)]:

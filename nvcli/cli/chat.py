@@ -185,7 +185,7 @@ def chat(
     takes_stdin = not (no_stdin or is_terminal(sys.stdin) or any(str(f) == "-" for f in files))
     text = join_parts(
         repair_argument(prompt, "the prompt", screen.warn) if prompt is not None else None,
-        read_stdin(screen.warn) if takes_stdin else "",
+        read_stdin(screen.warn, screen.note) if takes_stdin else "",
         read_files(files, screen.warn),
         stdin_first=stdin_position is options.StdinPosition.BEFORE,
     )

@@ -35,7 +35,7 @@ def converse(options: ChatOptions, screen: Screen, text: str, *, asks_now: bool)
             session,
             screen,
             thinking=options.thinking_view(screen),
-            show_stats=options.show_stats or not screen.is_quiet,
+            show_stats=options.show_stats or (screen.err_is_terminal and not screen.is_quiet),
             markdown=options.use_markdown(screen),
             is_streaming=options.is_streaming,
         )

@@ -7,15 +7,18 @@ bad bytes into surrogates under the C locale). Text that had to be repaired is r
 from __future__ import annotations
 
 import re
+import select
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from nvcli.errors import UsageError
 from nvcli.repl.screen import repair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+PATIENCE_S = 2.0
 
 
 def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
@@ -37,14 +40,27 @@ def repair_argument(text: str, name: str, warn: Callable[[str], None]) -> str:
     return fixed
 
 
-def read_stdin(warn: Callable[[str], None]) -> str:
-    """All of standard input; empty where it is closed."""
+def read_stdin(warn: Callable[[str], None], note: Callable[[str], None] | None = None) -> str:
+    """All of standard input; empty where it is closed.
+
+    `note` is told when nothing comes for a while: a program that inherited an open pipe would
+    otherwise seem to hang.
+    """
     if sys.stdin is None or sys.stdin.closed:
         return ""
     try:
+        if note is not None and not _is_ready(sys.stdin):
+            note("waiting for standard input; --no-stdin leaves it out")
         return decode(sys.stdin.buffer.read(), "standard input", warn)
     except OSError as exc:
         raise UsageError(f"cannot read standard input: {exc.strerror or exc}") from exc
+
+
+def _is_ready(stream: TextIO) -> bool:
+    try:
+        return bool(select.select([stream], [], [], PATIENCE_S)[0])
+    except (OSError, ValueError):  # no file descriptor: nothing to wait for
+        return True
 
 
 def read_file(path: Path, warn: Callable[[str], None]) -> str:

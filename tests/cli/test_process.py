@@ -114,3 +114,15 @@ def test_r14_text_of_several_tokens_is_whole() -> None:
     process = start("unicode", "chat", "x")
     out, _ = process.communicate(timeout=10)
     assert out.decode() == "Space 👩🏽‍🚀 world 世界\n"
+
+
+def test_waiting_for_a_pipe_that_stays_open_is_told_on_a_terminal() -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    process = start("plain", "chat", "x", stdin=subprocess.PIPE, stderr=slave)
+    os.close(slave)
+    assert b"--no-stdin leaves it out" in os.read(master, 4096)
+    process.communicate(b"text\n", timeout=10)
+    assert process.returncode == 0
+    os.close(master)

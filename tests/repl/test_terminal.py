@@ -161,8 +161,11 @@ def test_keys_at_the_prompt(tmp_path: Path) -> None:
         assert chat.log.requests() == []
 
 
-def test_no_history(tmp_path: Path) -> None:
-    with PtyChat(tmp_path, "plain", "--no-history") as chat:
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_flag: bool) -> None:
+    if not by_flag:
+        monkeypatch.setenv("NVCLI_NO_HISTORY", "1")
+    with PtyChat(tmp_path, "plain", *(["--no-history"] if by_flag else [])) as chat:
         chat.prompt()
         chat.type("secret\r")
         chat.wait_for("stop")
