@@ -143,6 +143,11 @@ def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_l
     except NvcliError as error:
         _add_bad(found, _as_failure(record, error.code, str(error)))
         return
+    highest = max((max(prompt.token_ids, default=0) for prompt in prompts), default=0)
+    if tokenizer is not None and highest >= tokenizer.size:
+        message = f"prompt holds token id {highest}; the vocabulary ends at {tokenizer.size - 1}"
+        _add_bad(found, _as_failure(record, "invalid_parameter", message))
+        return
     longest = max(len(prompt.token_ids) for prompt in prompts)
     limit = record.sampling.get("max_tokens")
     if longest + (limit != 0) > max_model_len:

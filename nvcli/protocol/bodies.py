@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nvcli.protocol.logprobs import (
+    LegacyLogprobs,
+    TextLogprobs,
+    chat_logprob,
+    prompt_logprobs_body,
+    token_text,
+)
 from nvcli.types import FinishReason
 
 if TYPE_CHECKING:
@@ -16,7 +23,7 @@ if TYPE_CHECKING:
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import CompletionRequest
     from nvcli.text import Tokenizer
-    from nvcli.types import RequestOutput, TokenLogprob, ToolCall
+    from nvcli.types import RequestOutput, ToolCall
 
 SYSTEM_FINGERPRINT = "nvcli"
 
@@ -47,6 +54,8 @@ def chat_body(
             {**choice, "token_ids": list(output.token_ids)}
             for choice, output in zip(body["choices"], outputs, strict=True)
         ]
+    if request.sampling.get("prompt_logprobs") is not None and outputs[0].prompt_logprobs:
+        body["prompt_logprobs"] = prompt_logprobs_body(outputs[0].prompt_logprobs, tokenizer)
     if num_truncated_tokens:
         body["truncated_prompt_tokens"] = num_truncated_tokens
     return body
@@ -68,7 +77,8 @@ def _chat_choice(
     logprobs = None
     if request.has_logprobs and output.logprobs is not None:
         as_ids = request.return_tokens_as_token_ids
-        content = [_chat_logprob(lp, tokenizer, as_ids=as_ids) for lp in output.logprobs]
+        shown = TextLogprobs(tokenizer).feed(output)
+        content = [chat_logprob(lp, tokenizer, as_ids=as_ids) for lp in shown]
         logprobs = {"content": content, "refusal": None}
     return {
         "index": output.index,
@@ -97,7 +107,7 @@ def completion_body(
         if request.echo and isinstance(prompt, str):
             prompt_text = prompt
         else:
-            prompt_text = "".join(_token_text(i, tokenizer) for i in prompt_ids)
+            prompt_text = "".join(token_text(i, tokenizer) for i in prompt_ids)
         for output in group:
             choice: dict[str, Any] = {
                 "index": len(choices),
@@ -107,7 +117,7 @@ def completion_body(
                 "stop_reason": output.stop_reason,
             }
             if request.logprobs is not None:
-                choice["logprobs"] = _legacy_logprobs(request, output, prompt_ids, tokenizer)
+                choice["logprobs"] = completion_logprobs(request, output, prompt_ids, tokenizer)
             if request.return_token_ids:
                 choice["token_ids"] = list(output.token_ids)
             choices.append(choice)
@@ -120,6 +130,21 @@ def completion_body(
         "usage": usage_body(outputs),
         "system_fingerprint": SYSTEM_FINGERPRINT,
     }
+
+
+def completion_logprobs(
+    request: CompletionRequest,
+    output: RequestOutput,
+    prompt_ids: Sequence[int],
+    tokenizer: Tokenizer | None,
+) -> dict[str, Any]:
+    """Of an echoed prompt, which starts with null, and of the text."""
+    legacy = LegacyLogprobs(tokenizer, as_ids=request.return_tokens_as_token_ids)
+    if request.echo:
+        legacy.add(prompt_ids, output.prompt_logprobs or [None] * len(prompt_ids))
+    shown = TextLogprobs(tokenizer).feed(output)
+    legacy.add([entry.token_id for entry in shown], shown)
+    return legacy.take()
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -153,69 +178,4 @@ def usage_body(groups: Sequence[Sequence[RequestOutput]]) -> dict[str, Any]:
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },
-    }
-
-
-def _token_bytes(token_id: int, tokenizer: Tokenizer | None) -> bytes:
-    return tokenizer.token_bytes(token_id) if tokenizer is not None else b""
-
-
-def _token_text(token_id: int, tokenizer: Tokenizer | None, *, as_ids: bool = False) -> str:
-    if as_ids or tokenizer is None:
-        return f"token_id:{token_id}"
-    return _token_bytes(token_id, tokenizer).decode("utf-8", "replace")
-
-
-def _chat_logprob(
-    logprob: TokenLogprob, tokenizer: Tokenizer | None, *, as_ids: bool
-) -> dict[str, Any]:
-    def entry(token_id: int, value: float) -> dict[str, Any]:
-        return {
-            "token": _token_text(token_id, tokenizer, as_ids=as_ids),
-            "logprob": value,
-            "bytes": list(_token_bytes(token_id, tokenizer)),
-        }
-
-    top = [entry(token_id, value) for token_id, value in logprob.top]
-    return {**entry(logprob.token_id, logprob.logprob), "top_logprobs": top}
-
-
-def _legacy_logprobs(
-    request: CompletionRequest,
-    output: RequestOutput,
-    prompt_ids: Sequence[int],
-    tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
-    """tokens, token_logprobs, top_logprobs and text_offset; an echoed prompt starts with null."""
-    as_ids = request.return_tokens_as_token_ids
-    entries: list[TokenLogprob | None] = []
-    if request.echo:
-        entries += output.prompt_logprobs or [None] * len(prompt_ids)
-    entries += output.logprobs or ()
-    echoed = len(entries) - len(output.logprobs or ())
-    tokens: list[str] = []
-    values: list[float | None] = []
-    tops: list[dict[str, float] | None] = []
-    offsets: list[int] = []
-    offset = 0
-    for position, entry in enumerate(entries):
-        if entry is not None:
-            token_id = entry.token_id
-        elif position < echoed:
-            token_id = prompt_ids[position]
-        else:
-            continue
-        tokens.append(_token_text(token_id, tokenizer, as_ids=as_ids))
-        values.append(None if entry is None else entry.logprob)
-        top = None
-        if entry is not None:
-            top = {_token_text(i, tokenizer, as_ids=as_ids): value for i, value in entry.top}
-        tops.append(top)
-        offsets.append(offset)
-        offset += len(_token_text(token_id, tokenizer))
-    return {
-        "tokens": tokens,
-        "token_logprobs": values,
-        "top_logprobs": tops,
-        "text_offset": offsets,
     }

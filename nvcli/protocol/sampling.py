@@ -87,7 +87,8 @@ def read_token_limit(fields: Fields) -> int | None:
 
 def check_sampling(values: dict[str, Any]) -> None:
     """Raises `InvalidParameterError` for a value out of range or one that contradicts another."""
-    SamplingParams(**values)
+    if values:
+        SamplingParams(**values)
 
 
 def refuse_later(fields: Fields) -> None:
