@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+import torch
 
 from nvcli.errors import UsageError
 from nvcli.kernels import cpu, reference
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-KernelChoice = Literal["auto", "reference"]
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 _use_fast = True
@@ -90,6 +90,8 @@ def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: f
     cos, sin:  [T, D] float32; sin is negative in its first half
     returns    [T, H, D], contiguous
     """
+    if _use_fast and x.device.type == "cpu" and x.dtype == torch.float32:
+        return cpu.rope_norm(x, weight, cos, sin, eps)
     return reference.rope_norm(x, weight, cos, sin, eps)
 
 

@@ -30,7 +30,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def silu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return functional.silu(gate).mul_(up)
 
 
 def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:

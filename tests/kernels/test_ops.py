@@ -76,6 +76,18 @@ def test_cpu_linear_is_linear(rows: int, has_bias: bool, dtype: torch.dtype) -> 
     torch.testing.assert_close(out, reference.linear(x, weight, bias), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("has_weight", [True, False])
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_cpu_rope_norm_equals_reference(has_weight: bool, tokens: int) -> None:
+    x = randn(tokens, 7, 16)[:, 1:4]
+    weight = randn(3, 16, seed=1) if has_weight else None
+    cos, sin = randn(tokens, 16, seed=2), randn(tokens, 16, seed=3)
+    out = cpu.rope_norm(x, weight, cos, sin, 1e-6)
+    assert out.is_contiguous()
+    want = reference.rope_norm(x, weight, cos, sin, 1e-6)
+    torch.testing.assert_close(out, want, atol=1e-6, rtol=1e-5)
+
+
 def test_cpu_linear_of_no_rows() -> None:
     assert cpu.linear(torch.empty(0, 4), torch.ones(3, 4), None).shape == (0, 3)
 
