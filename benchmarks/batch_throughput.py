@@ -1,7 +1,7 @@
 """`nvcli batch` beside `LLM.generate`: the same records, the same engine, one process.
 
-    python benchmarks/batch_throughput.py MODEL --load-format dummy --records 10000
-    python benchmarks/batch_throughput.py MODEL --load-format dummy --records 200 --max-input 64 \
+    python -m benchmarks.batch_throughput MODEL --load-format dummy --records 10000
+    python -m benchmarks.batch_throughput MODEL --load-format dummy --records 200 --max-input 64 \
         --max-output 32 --device cpu
 
 MODEL may be a folder with only config.json under `--load-format dummy`: prompts are token ids. With
@@ -10,19 +10,16 @@ are uniform from 1/16 of the maximum up; every output runs to its length. Each p
 its own, so that no pass meets another's prefix cache; within a pass, `--prefix N` gives the records
 of a group N tokens in common. Passes alternate; the value is the median of the ratios of each pair.
 
-Prints a card to standard error and one JSON row to standard output; `--append FILE` keeps the row.
+Prints a card to standard error; the row goes to `benchmarks/results/` and to standard output.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks.rows import write_row
 from nvcli.batch.job import run_job
 from nvcli.batch.options import BatchOptions, Order, ProgressMode
 from nvcli.batch.progress import Progress
@@ -73,7 +69,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int)
     parser.add_argument("--passes", type=int, default=1, help="of each side")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--append", type=Path, help="a .jsonl file for the row")
     return parser.parse_args()
 
 
@@ -184,36 +179,6 @@ def with_tokenizer(model: str, tokenizer: Path | None, folder: Path) -> str:
     return str(target)
 
 
-def machine() -> dict[str, Any]:
-    import torch
-
-    info: dict[str, Any] = {"torch": torch.__version__, "gpu": None, "driver": None, "triton": None}
-    if torch.cuda.is_available():
-        info["gpu"] = torch.cuda.get_device_name()
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        done = subprocess.run(query, capture_output=True, text=True, check=False)
-        info["driver"] = done.stdout.strip().partition("\n")[0] or None
-    try:
-        import triton
-
-        info["triton"] = triton.__version__
-    except ImportError:
-        pass
-    info["cpu_count"] = os.cpu_count()
-    return info
-
-
-def commit() -> str | None:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or None
-
-
 def main() -> None:
     args = arguments()
     with tempfile.TemporaryDirectory(prefix="nvcli-bench-") as name:
@@ -228,11 +193,7 @@ def main() -> None:
         )
         with LLM(config=config) as llm:
             sides = measure(llm, args, folder)
-            row = make_row(args, llm, sides)
-    print(json.dumps(row))
-    if args.append is not None:
-        with args.append.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            report(args, llm, sides)
 
 
 def measure(llm: LLM, args: argparse.Namespace, folder: Path) -> dict[str, list[Pass]]:
@@ -263,35 +224,25 @@ def measure(llm: LLM, args: argparse.Namespace, folder: Path) -> dict[str, list[
     return sides
 
 
-def make_row(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> dict[str, Any]:
+def report(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> None:
     pairs = zip(sides["batch"], sides["generate"], strict=True)
     ratio = statistics.median(batch.tokens_per_s / plain.tokens_per_s for batch, plain in pairs)
     sys.stderr.write(
         f"batch reaches {100 * ratio:.1f} % of LLM.generate (to reach: {TARGET:.0%})\n"
     )
-    return {
-        "name": "batch_throughput",
-        "provider": "nvcli",
-        "metric": "batch_over_generate",
-        "unit": "ratio",
-        "value": round(ratio, 4),
-        "target": TARGET,
-        "tokens_per_s": {
-            side: round(statistics.median(p.tokens_per_s for p in found), 1)
-            for side, found in sides.items()
+    write_row(
+        "batch_throughput",
+        metrics={
+            "batch_over_generate": round(ratio, 4),
+            "target": TARGET,
+            "tokens_per_s": {
+                side: [round(p.tokens_per_s, 1) for p in sides[side]] for side in sides
+            },
+            "seconds": {side: [round(p.seconds, 3) for p in sides[side]] for side in sides},
+            "completion_tokens": sides["batch"][0].completion_tokens,
+            "cached_tokens": {side: [p.cached_tokens for p in sides[side]] for side in sides},
         },
-        "passes": {
-            side: [
-                {
-                    "seconds": round(p.seconds, 3),
-                    "completion_tokens": p.completion_tokens,
-                    "cached_tokens": p.cached_tokens,
-                }
-                for p in found
-            ]
-            for side, found in sides.items()
-        },
-        "config": {
+        config={
             "model": Path(args.model).name,
             "load_format": args.load_format,
             "dtype": llm.startup.dtype,
@@ -308,10 +259,8 @@ def make_row(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -
             "text_prompts": args.has_tokenizer,
             "seed": args.seed,
         },
-        **machine(),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+        peer="LLM.generate",
+    )
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.rows import write_row
 from nvcli.batch.existing import repair_tail
 from nvcli.batch.options import OnDuplicate, Order, Shard
 from nvcli.batch.sink import LineSink, OutputError, OutputLock
@@ -88,9 +89,12 @@ def test_killed_runs_end_as_one_clean_run(tmp_path: Path, order: str) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_fifty_kills(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
     source = write_lines(tmp_path / "in.jsonl", mixed_records(2000))
-    out = kill_and_resume(tmp_path, source, 50, seed=random.SystemRandom().randrange(10**6))
+    out = kill_and_resume(tmp_path, source, 50, seed=seed)
     assert essences(out) == clean_run(tmp_path, source)
+    metrics = {"records": 2000, "kills": 50, "lost": 0, "twice": 0}
+    write_row("batch_soak", metrics=metrics, config={"campaign": "kills", "seed": seed})
 
 
 def test_torn_tail_is_cut_and_finished_records_are_not_run_again(tmp_path: Path) -> None:
@@ -502,6 +506,9 @@ def test_memory_is_flat_over_a_long_pipe(count: int) -> None:
     assert num_sent_at_first < count / 2
     allowed_kb = 6_000 + 3 * 16 * count / 1024 * 2  # the digest table doubles as it grows
     assert sizes[-1] - sizes[2] < allowed_kb, sizes
+    if count >= 1_000_000:
+        metrics = {"records": count, "rss_kb": sizes, "sent_at_first_line": num_sent_at_first}
+        write_row("batch_soak", metrics=metrics, config={"campaign": "long pipe"})
 
 
 def test_answers_come_while_the_pipe_stays_open() -> None:
