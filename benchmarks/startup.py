@@ -55,35 +55,54 @@ def time_to_prompt(model: str, *, limit_s: float = 120) -> float:
         os.close(terminal)
 
 
-def pool_of(model: str) -> dict[str, float]:
+def pool_of(model: str, device: str) -> dict[str, object]:
+    """Bytes of weights and KV pool, and what they are of the memory the share is taken from."""
+    import torch
+
     from nvcli import LLM
     from nvcli.engine.kv_cache import DEFAULT_SHARE, available_memory
 
-    available = available_memory()
-    with LLM(model, device="cpu", max_model_len=2048) as llm:
+    is_cuda = device == "cuda"
+    total = torch.cuda.mem_get_info()[1] if is_cuda else available_memory()
+    with LLM(model, device=device, load_format="auto" if _has_weights(model) else "dummy") as llm:
         pool, weights = llm.startup.pool_bytes, llm.startup.weights_bytes
+        used = total - torch.cuda.mem_get_info()[0] if is_cuda else pool + weights
+        report = {"num_blocks": llm.startup.num_blocks, "max_model_len": llm.max_model_len}
     return {
-        "available_bytes": available,
-        "share": DEFAULT_SHARE["cpu"],
+        **report,
+        "memory_bytes": total,
+        "share": DEFAULT_SHARE[device],
         "weights_bytes": weights,
         "pool_bytes": pool,
-        "used_share": round((pool + weights) / available, 4),
+        "used_share": round(used / total, 4),
     }
+
+
+def _has_weights(model: str) -> bool:
+    from nvcli.models.resolve import resolve_model
+
+    return any(resolve_model(model).glob("*.safetensors"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="demo")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--pool-only", action="store_true", help="only the KV pool")
     parser.add_argument("--repeat", type=int, default=7)
     args = parser.parse_args()
-    metrics = {
-        "help_s": round(time_command("--help", repeat=args.repeat), 3),
-        "chat_help_s": round(time_command("chat", "--help", repeat=args.repeat), 3),
-        "version_s": round(time_command("--version", repeat=args.repeat), 3),
-        "to_prompt_s": round(statistics.median(time_to_prompt(args.model) for _ in range(3)), 2),
-        "kv_pool": pool_of(args.model),
-    }
-    write_row("startup", metrics=metrics, config={"model": args.model, "repeat": args.repeat})
+    metrics: dict[str, object] = {"kv_pool": pool_of(args.model, args.device)}
+    if not args.pool_only:
+        metrics["help_s"] = round(time_command("--help", repeat=args.repeat), 3)
+        metrics["chat_help_s"] = round(time_command("chat", "--help", repeat=args.repeat), 3)
+        metrics["version_s"] = round(time_command("--version", repeat=args.repeat), 3)
+        to_prompt = statistics.median(time_to_prompt(args.model) for _ in range(3))
+        metrics["to_prompt_s"] = round(to_prompt, 2)
+    write_row(
+        "startup",
+        metrics=metrics,
+        config={"model": args.model.rstrip("/").rsplit("/", 1)[-1], "device": args.device},
+    )
 
 
 if __name__ == "__main__":

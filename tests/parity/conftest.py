@@ -5,6 +5,7 @@ tokenizer knows 290, head_dim 32 with 4 heads of hidden 64.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def make_llm(checkpoint: Path) -> Iterator[Callable[..., LLM]]:
 
     def make(folder: Path = checkpoint, **options: Any) -> LLM:
         defaults: dict[str, Any] = {
-            "device": "cpu",
+            "device": os.environ.get("NVCLI_TEST_DEVICE", "cpu"),
+            "dtype": "float32",
             "block_size": 4,
             "num_blocks": 1000,
             "max_model_len": 256,
