@@ -222,7 +222,8 @@ def _say_what_is_safe(error: NvcliError, options: BatchOptions, counts: Counts) 
         return
     if options.output_format is OutputFormat.TEXT or options.append:
         return
-    error.hint = "Run the same command with --resume to go on."
+    flag = "--resume in place of --force" if options.force else "--resume"
+    error.hint = f"Run it again with {flag} to go on."
 
 
 def tokenizer_of(engine: BatchEngine) -> Tokenizer | None:

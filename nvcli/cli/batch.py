@@ -25,6 +25,7 @@ from nvcli.cli.console import print_text
 from nvcli.cli.options import INPUT, OUTPUT, _choice, _option, _parser
 from nvcli.cli.prompt_input import text_or_file
 from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -292,6 +293,8 @@ def batch(
         is_raw=raw,
         seed=seed,
     )
+    if json and not dry_run:
+        raise UsageError("--json is for --dry-run", hint="A run's output is JSON Lines already.")
     if dry_run:
         return _dry_run(chosen, config, as_json=json)
     from nvcli.batch.job import run_job

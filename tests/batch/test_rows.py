@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvcli.batch.options import InputFormat
 from nvcli.batch.rows import Row, detect_format, read_rows
 from nvcli.errors import UsageError
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def rows(tmp_path: Path, data: bytes, name: str = "in.jsonl", **options: object) -> list[Row]:
@@ -85,6 +87,7 @@ def test_csv_with_quotes_line_ends_and_bad_rows(tmp_path: Path) -> None:
     ]
 
 
+@PATIENT
 @given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.text('ab,"\n\r '))))
 def test_csv_written_by_python_comes_back(
     tmp_path_factory: pytest.TempPathFactory, values: list[tuple[str, str]]

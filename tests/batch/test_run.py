@@ -336,6 +336,14 @@ def test_text_output_is_one_line_a_record(tmp_path: Path) -> None:
     assert text_line("a\nb\\\u2028\x1b[2J é") == "a\\nb\\\\\\u2028\\u001b[2J é\n".encode()
 
 
+def test_text_through_a_pipe() -> None:
+    done = run_process(
+        "-", "--input-format", "text", "--output-format", "text", input=b"one\n\ntwo \xe2\x80\xa8\n"
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b"\n") == 2
+
+
 def test_lines_are_ascii_and_always_read() -> None:
     value = {"text": "\u2028\u0085é\ud800😀", "n": float("nan"), "deep": [{"\udc00": 1}]}
     line = encode_line(value)

@@ -76,6 +76,7 @@ def test_the_other_name_is_hidden(cli: Cli) -> None:
         (["batch", "x", "--order", "sideways"], "one of input, completion"),
         (["batch", "x", "-t", "3"], "temperature"),
         (["batch", "x", "--resum"], "--resume"),
+        (["batch", "x", "--json"], "--dry-run"),
     ],
 )
 def test_usage_errors_are_one_line(cli: Cli, args: list[str], part: str) -> None:
