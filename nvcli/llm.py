@@ -97,6 +97,20 @@ class LLM:
         return self._engine.max_model_len
 
     @property
+    def max_num_seqs(self) -> int:
+        return self._runner.max_num_seqs
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that may be used: the tokenizer's, which a model may be padded beyond."""
+        return self._runner.vocab_size
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine was closed or its thread has died."""
+        return self._thread.is_alive
+
+    @property
     def startup(self) -> StartupReport:
         return self._runner.startup
 

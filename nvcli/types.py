@@ -261,6 +261,7 @@ class RequestOutput:
     tool_calls: tuple[ToolCall, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    content_flags: tuple[bool, ...] | None = None  # with logprobs: which tokens belong to `text`
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or token id that ended it
@@ -302,6 +303,7 @@ def fold_outputs(deltas: Sequence[RequestOutput]) -> RequestOutput:
     last = deltas[-1]
     reasoning = [d.reasoning for d in deltas if d.reasoning is not None]
     logprobs = [d.logprobs for d in deltas if d.logprobs is not None]
+    flags = [d.content_flags for d in deltas if d.content_flags is not None]
     return replace(
         last,
         text="".join(d.text for d in deltas),
@@ -309,6 +311,7 @@ def fold_outputs(deltas: Sequence[RequestOutput]) -> RequestOutput:
         tool_calls=fold_tool_calls([call for d in deltas for call in d.tool_calls]),
         token_ids=tuple(token_id for d in deltas for token_id in d.token_ids),
         logprobs=tuple(lp for part in logprobs for lp in part) if logprobs else None,
+        content_flags=tuple(flag for part in flags for flag in part) if flags else None,
         prompt_logprobs=next(
             (d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None
         ),

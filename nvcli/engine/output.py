@@ -45,6 +45,7 @@ class OutputState:
     tool_calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    content_flags: list[bool] = field(default_factory=list)  # of the routed ids, with logprobs
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_given_prompt_logprobs: bool = False
     num_routed_tokens: int = 0
@@ -125,7 +126,13 @@ class OutputProcessor:
         while state.num_routed_tokens < end and router.stop is None:
             token_id = seq.output_token_ids[state.num_routed_tokens]
             state.num_routed_tokens += 1
-            state.add(router.feed(token_id))
+            if seq.params.logprobs is None:
+                state.add(router.feed(token_id))
+            else:
+                was_content = router.state in _BEFORE_CONTENT
+                state.add(router.feed(token_id))
+                is_text = was_content and router.state is RouterState.CONTENT
+                state.content_flags.append(is_text and not router.hides(token_id))
 
     def _close_thinking_at_budget(self, state: OutputState, router: OutputRouter) -> None:
         """Move the gate along with what was read; at the budget, force the end of thinking."""
@@ -174,6 +181,10 @@ class OutputProcessor:
         stop_reason = seq.stop_reason
         if router is not None and finish_reason is FinishReason.STOP and router.stop is not None:
             stop_reason = router.stop
+        content_flags = None
+        if params.logprobs is not None and router is not None:
+            missing = len(state.token_ids) - len(state.content_flags)  # ids that were not routed
+            content_flags = (*state.content_flags, *[False] * missing)
         calls = tuple(state.tool_calls)
         self._outputs.append(
             RequestOutput(
@@ -184,6 +195,7 @@ class OutputProcessor:
                 tool_calls=calls if state.is_streaming else fold_tool_calls(calls),
                 token_ids=tuple(state.token_ids),
                 logprobs=tuple(state.logprobs) if params.logprobs is not None else None,
+                content_flags=content_flags,
                 prompt_logprobs=prompt_logprobs,
                 finish_reason=finish_reason,
                 stop_reason=stop_reason if finish_reason is not None else None,
@@ -204,7 +216,10 @@ class OutputProcessor:
             )
         )
         state.text, state.reasoning, state.tool_calls = [], [], []
-        state.token_ids, state.logprobs = [], []
+        state.token_ids, state.logprobs, state.content_flags = [], [], []
+
+
+_BEFORE_CONTENT = (RouterState.UNDECIDED, RouterState.CONTENT)
 
 
 def _certain(token_id: int) -> TokenLogprob:

@@ -120,6 +120,7 @@ class OutputRouter:
         self._detokenizer = IncrementalDetokenizer(
             vocabulary, skip_special_tokens=skip_special_tokens
         )
+        self._skip_special_tokens = skip_special_tokens
         self._think_id = vocabulary.id_of(THINK_START)
         self._end_think_id = vocabulary.id_of(THINK_END)
         has_think = self._think_id is not None and self._end_think_id is not None
@@ -160,6 +161,10 @@ class OutputRouter:
     def stop(self) -> str | None:
         """The stop string that ended the text, None while there is none."""
         return self._content.stop
+
+    def hides(self, token_id: int) -> bool:
+        """Whether this id is left out of the text because it is special."""
+        return self._skip_special_tokens and self._vocabulary.is_special(token_id)
 
     @property
     def num_tool_calls(self) -> int:

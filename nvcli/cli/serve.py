@@ -1,0 +1,299 @@
+"""`nvcli serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer  # noqa: TC002 - Typer reads the annotations of `serve`
+
+from nvcli.cli import options  # noqa: TC001
+from nvcli.cli.app import Command, settings_of
+from nvcli.cli.options import _FLOAT, _INT, _choice, _option
+from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nvcli.repl.screen import Screen
+    from nvcli.server.engine import ServerEngine
+
+LISTEN = "Listening"
+ACCESS = "Access"
+LIMITS = "Limits"
+BEHAVIOUR = "Behaviour"
+
+
+class ServeCommand(Command):
+    examples = """\
+nvcli serve                                     the built-in model on 127.0.0.1:8000
+nvcli serve -m Qwen/Qwen3-0.6B --port 9000      another model, another port
+nvcli serve --host 0.0.0.0 --api-key-file key   for other machines, with a key
+curl 127.0.0.1:8000/v1/models                   what it serves"""
+
+
+class MetricsChoice(StrEnum):
+    KEY = "key"
+    OPEN = "open"
+    OFF = "off"
+
+
+class GenerationConfigChoice(StrEnum):
+    AUTO = "auto"
+    NONE = "none"
+
+
+HostOpt = Annotated[
+    str,
+    _option("--host", metavar="ADDRESS", group=LISTEN, help="Default: 127.0.0.1, this machine."),
+]
+PortOpt = Annotated[
+    int,
+    _option("--port", parser=_INT, metavar="N", group=LISTEN, help="Default: 8000; 0: a free one."),
+]
+UdsOpt = Annotated[
+    Path | None,
+    _option("--uds", metavar="PATH", group=LISTEN, help="A Unix socket in place of host and port."),
+]
+ReadyFileOpt = Annotated[
+    Path | None,
+    _option(
+        "--ready-file",
+        metavar="FILE",
+        group=LISTEN,
+        help="Written when requests are answered: url, pid and model as JSON.",
+    ),
+]
+KeyFileOpt = Annotated[
+    Path | None,
+    _option(
+        "--api-key-file",
+        metavar="FILE",
+        group=ACCESS,
+        help="Keys, one a line; a request must bring one. Also: NVCLI_API_KEY.",
+    ),
+]
+CorsOpt = Annotated[
+    list[str] | None,
+    _option(
+        "--cors-origin",
+        metavar="ORIGIN",
+        group=ACCESS,
+        help="Browsers may call from here; may be given again, * is any.",
+    ),
+]
+MetricsOpt = Annotated[
+    MetricsChoice,
+    _option(
+        "--metrics",
+        parser=_choice(MetricsChoice),
+        metavar="key|open|off",
+        group=ACCESS,
+        help="Who reads /metrics: with the key (default), anybody, nobody.",
+    ),
+]
+NameOpt = Annotated[
+    list[str] | None,
+    _option(
+        "--served-model-name",
+        metavar="NAME",
+        group=BEHAVIOUR,
+        help="What requests call the model; may be given again.",
+    ),
+]
+StrictOpt = Annotated[
+    bool, _option("--strict-api", group=BEHAVIOUR, help="Unknown request fields are errors.")
+]
+ThinkOpt = Annotated[
+    bool,
+    _option(
+        "--think/--no-think",
+        group=BEHAVIOUR,
+        help="Whether the model thinks where a request leaves it open; default: yes.",
+    ),
+]
+GenerationConfigOpt = Annotated[
+    GenerationConfigChoice,
+    _option(
+        "--generation-config",
+        parser=_choice(GenerationConfigChoice),
+        metavar="auto|none",
+        group=BEHAVIOUR,
+        help="Sampling defaults: of the checkpoint (auto), or OpenAI's (none).",
+    ),
+]
+TemplateOpt = Annotated[
+    bool,
+    _option(
+        "--allow-request-template",
+        group=BEHAVIOUR,
+        help="Requests may bring their own chat template.",
+    ),
+]
+LogRequestsOpt = Annotated[
+    bool, _option("--log-requests", group=BEHAVIOUR, help="One log line a request.")
+]
+PingOpt = Annotated[
+    float | None,
+    _option(
+        "--ping-interval",
+        parser=_FLOAT,
+        metavar="S",
+        group=BEHAVIOUR,
+        help="A comment in a stream after S seconds of silence; default: none.",
+    ),
+]
+QueueOpt = Annotated[
+    int,
+    _option(
+        "--max-queue",
+        parser=_INT,
+        metavar="N",
+        group=LIMITS,
+        help="Sequences that may wait; more get a 429. Default: 1024.",
+    ),
+]
+TimeoutOpt = Annotated[
+    float | None,
+    _option(
+        "--request-timeout",
+        parser=_FLOAT,
+        metavar="S",
+        group=LIMITS,
+        help="A request ends with an error after S seconds; default: never.",
+    ),
+]
+DrainOpt = Annotated[
+    float,
+    _option(
+        "--drain-timeout",
+        parser=_FLOAT,
+        metavar="S",
+        group=LIMITS,
+        help="Seconds that running requests get after SIGTERM; default: 30.",
+    ),
+]
+StoreOpt = Annotated[
+    int,
+    _option(
+        "--store-limit",
+        parser=_INT,
+        metavar="N",
+        group=LIMITS,
+        help="Answers kept for requests with store; default: 1000.",
+    ),
+]
+
+
+def serve(
+    ctx: typer.Context,
+    model: options.ModelOpt = None,
+    device: options.DeviceOpt = None,
+    dtype: options.DTypeOpt = None,
+    max_model_len: options.MaxModelLenOpt = None,
+    gpu_memory_utilization: options.MemoryOpt = None,
+    kv_cache_dtype: options.KVCacheDTypeOpt = None,
+    max_num_seqs: options.MaxNumSeqsOpt = None,
+    load_format: options.LoadFormatOpt = None,
+    host: HostOpt = "127.0.0.1",
+    port: PortOpt = 8000,
+    uds: UdsOpt = None,
+    ready_file: ReadyFileOpt = None,
+    api_key_file: KeyFileOpt = None,
+    cors_origin: CorsOpt = None,
+    metrics: MetricsOpt = MetricsChoice.KEY,
+    served_model_name: NameOpt = None,
+    think: ThinkOpt = True,
+    generation_config: GenerationConfigOpt = GenerationConfigChoice.AUTO,
+    strict_api: StrictOpt = False,
+    allow_request_template: TemplateOpt = False,
+    ping_interval: PingOpt = None,
+    log_requests: LogRequestsOpt = False,
+    max_queue: QueueOpt = 1024,
+    request_timeout: TimeoutOpt = None,
+    drain_timeout: DrainOpt = 30.0,
+    store_limit: StoreOpt = 1000,
+) -> int:
+    """Answer OpenAI's API over HTTP.
+
+    The first signal (SIGTERM, Ctrl-C) lets running requests end, the second ends at once.
+    """
+    from nvcli.server.config import ServerConfig
+    from nvcli.server.run import serve as run_server
+
+    screen = settings_of(ctx).screen()
+    engine_config = EngineConfig.from_options(
+        model=model or DEFAULT_MODEL,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max_num_seqs,
+        load_format=load_format,
+        generation_config=generation_config.value,
+    )
+    config = ServerConfig(
+        host=host,
+        port=port,
+        uds=uds,
+        api_keys=read_keys(api_key_file),
+        served_model_names=tuple(served_model_name or ()),
+        max_queue=max_queue,
+        request_timeout=request_timeout,
+        cors_origins=tuple(cors_origin or ()),
+        metrics=metrics.value,
+        log_requests=log_requests,
+        drain_timeout=drain_timeout,
+        ready_file=ready_file,
+        is_strict=strict_api,
+        ping_interval=ping_interval,
+        store_limit=store_limit,
+        allow_template=allow_request_template,
+        enable_thinking=think,
+    )
+    load = _loader(engine_config, screen)
+
+    def tell(text: str) -> None:
+        """Also where no terminal is: a service's log wants these lines."""
+        if not screen.is_quiet:
+            screen.write_err(f"{text}\n")
+
+    return run_server(config, load, note=tell, warn=screen.warn)
+
+
+def read_keys(path: Path | None) -> tuple[str, ...]:
+    """The keys of the file and of `NVCLI_API_KEY`. Raises `UsageError`."""
+    keys = []
+    if path is not None:
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except (OSError, ValueError) as exc:
+            reason = getattr(exc, "strerror", None) or "it is no UTF-8 text"
+            raise UsageError(f"cannot read {path}: {reason}", param="api_key_file") from exc
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise UsageError(f"{path} holds no key", param="api_key_file")
+    from_environment = os.environ.get("NVCLI_API_KEY", "").strip()
+    return (*keys, *([from_environment] if from_environment else []))
+
+
+def _loader(config: EngineConfig, screen: Screen) -> Callable[[], ServerEngine]:
+    def load() -> ServerEngine:
+        from nvcli.cli.chat import DEMO_NOTICE
+        from nvcli.llm import LLM  # torch comes with it
+
+        llm = LLM(config=config)
+        if llm.is_demo:
+            screen.note(DEMO_NOTICE)
+        return llm
+
+    return load
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command(cls=ServeCommand)(serve)

@@ -1,0 +1,77 @@
+"""Endpoints about the server itself: models, health, version, metrics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from starlette.responses import Response
+
+from nvcli import __version__
+from nvcli.server.errors import NotFoundError
+from nvcli.server.json_io import JSONBody
+from nvcli.server.metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HTTPRequest
+
+    from nvcli.server.state import ServerState
+
+_SHOWN = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "repetition_penalty")
+
+
+def _model(state: ServerState, name: str) -> dict[str, Any]:
+    llm = state.llm
+    defaults = {}
+    for mode, thinks in (("thinking", True), ("plain", False)):
+        if thinks and not llm.supports_thinking:
+            continue
+        params = asdict(llm.sampling(enable_thinking=thinks))
+        defaults[mode] = {key: params[key] for key in _SHOWN}
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "nvcli",
+        "root": llm.model_name,
+        "parent": None,
+        "max_model_len": llm.max_model_len,
+        "modalities": ["text"],
+        "supports_thinking": llm.supports_thinking,
+        "default_sampling": defaults,
+    }
+
+
+async def list_models(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
+    data = [_model(state, name) for name in state.model_names]
+    shape = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+    return JSONBody({"object": "list", "data": data, **shape})
+
+
+async def get_model(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
+    return JSONBody(_model(state, state.check_model(http.path_params["model"])))
+
+
+async def live(http: HTTPRequest) -> Response:
+    """The process answers."""
+    return JSONBody({"status": "ok"})
+
+
+async def health(http: HTTPRequest) -> Response:
+    """Requests are answered. Raises `NotReadyError` otherwise."""
+    state: ServerState = http.app.state
+    state.check_accepting()
+    return JSONBody({"status": "ok"})
+
+
+async def version(http: HTTPRequest) -> Response:
+    return JSONBody({"version": __version__})
+
+
+async def metrics(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
+    if state.config.metrics == "off":
+        raise NotFoundError("metrics are off", hint="Start the server with --metrics key or open.")
+    return Response(state.metrics.render(), media_type=None, headers={"content-type": CONTENT_TYPE})

@@ -1,0 +1,188 @@
+"""From the engine's thread to the event loop: outputs of many requests cross in one call a step.
+
+The engine's thread calls a sink for each request that has something new. Waking an event loop costs
+a system call, so sinks only queue what they got and wake the loop when nobody has yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING
+
+from nvcli.server.errors import GenerationError, QueueFullError
+from nvcli.types import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nvcli.engine.engine import Request
+    from nvcli.errors import NvcliError
+    from nvcli.server.engine import ServerEngine
+    from nvcli.types import RequestOutput
+
+_CLIENT_ERRORS = {  # codes of the engine that are the request's own fault
+    "context_length_exceeded",
+    "invalid_parameter",
+    "invalid_request",
+    "invalid_messages",
+    "unsupported_parameter",
+}
+
+
+class EngineBridge:
+    """Submits requests and hands their outputs to the event loop it was made in."""
+
+    def __init__(self, llm: ServerEngine, *, max_queue: int) -> None:
+        self.llm = llm
+        self.capacity = llm.max_num_seqs + max_queue
+        self.num_open = 0  # sequences on their way
+        self.num_aborted = 0
+        self.on_hand_over: Callable[[int], None] = lambda _: None
+        self._loop = asyncio.get_running_loop()
+        self._arrived: deque[tuple[OutputGroups, list[RequestOutput]]] = deque()
+        self._is_waking = False
+        self._ids = itertools.count()
+        self._prefix = secrets.token_hex(4)
+
+    def new_id(self) -> str:
+        """An id for the engine, different from every other of this process."""
+        return f"{self._prefix}-{next(self._ids)}"
+
+    def submit(self, requests: Sequence[Request]) -> OutputGroups:
+        """Queue requests whose outputs belong together.
+
+        Raises `QueueFullError`, and what `Engine.validate` raises; then none of them runs.
+        """
+        count = sum(request.params.num_sequences for request in requests)
+        if self.num_open and self.num_open + count > self.capacity:
+            raise QueueFullError(
+                f"{self.num_open:,} sequences are running or waiting, which is all the queue takes",
+                hint="Try again in a moment.",
+            )
+        groups = OutputGroups(self, requests, count)
+        try:
+            for request in requests:
+                self.llm.submit(request, groups.sink)
+                groups.submitted.append(request.request_id)
+        except BaseException:
+            groups.discard()
+            raise
+        self.num_open += count
+        return groups
+
+    def arrive(self, groups: OutputGroups, outputs: list[RequestOutput]) -> None:
+        """Called from the engine's thread."""
+        self._arrived.append((groups, outputs))
+        if not self._is_waking:
+            self._is_waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._hand_over)
+            except RuntimeError:  # the loop is closed: nobody is left to read
+                for request_id in groups.submitted:
+                    self.llm.abort(request_id)
+
+    def _hand_over(self) -> None:
+        self._is_waking = False  # before the queue is emptied: what comes later wakes again
+        count = 0
+        while self._arrived:
+            groups, outputs = self._arrived.popleft()
+            count += len(outputs)
+            groups.take(outputs)
+        self.on_hand_over(count)
+
+
+class OutputGroups:
+    """The outputs of one HTTP request's engine requests, in order of arrival.
+
+    Iterate with `next_outputs` until it returns nothing; `close` at any point aborts the rest.
+    """
+
+    def __init__(self, bridge: EngineBridge, requests: Sequence[Request], count: int) -> None:
+        self.submitted: list[str] = []
+        self.number_of = {request.request_id: i for i, request in enumerate(requests)}
+        self._bridge = bridge
+        self._count = count
+        self._num_open = sum(request.params.n for request in requests)
+        self._ready: list[RequestOutput] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._is_counted = True
+        self._error: NvcliError | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def fail(self, error: NvcliError) -> None:
+        """End the iteration with an error."""
+        self._error = error
+        self._wake()
+
+    def sink(self, outputs: list[RequestOutput]) -> None:
+        self._bridge.arrive(self, outputs)
+
+    def take(self, outputs: list[RequestOutput]) -> None:
+        self._num_open -= sum(output.is_finished for output in outputs)
+        if self._num_open == 0:
+            self._uncount()
+        if self._is_closed:
+            return
+        self._ready.extend(outputs)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next_outputs(self) -> list[RequestOutput]:
+        """What is new since the last call; empty at the end.
+
+        Raises `GenerationError` when the engine ended a sequence by itself.
+        """
+        if not self._ready and self._error is None:
+            if self._num_open == 0:
+                return []
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._error is not None:
+            raise self._error
+        outputs, self._ready = self._ready, []
+        for output in outputs:
+            if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                raise failure_of(output)
+        return outputs
+
+    def close(self) -> None:
+        """Abort what still runs. The sequences count as open until the engine let go of them."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._ready.clear()
+        if self.timer is not None:
+            self.timer.cancel()
+        if self._num_open > 0:
+            self._bridge.num_aborted += 1
+            for request_id in self.submitted:
+                self._bridge.llm.abort(request_id)
+
+    def discard(self) -> None:
+        """Abort what was submitted so far; it was never counted."""
+        self._is_counted = False
+        self.close()
+
+    def _uncount(self) -> None:
+        if self._is_counted:
+            self._is_counted = False
+            self._bridge.num_open -= self._count
+
+
+def failure_of(output: RequestOutput) -> GenerationError:
+    """The error of a sequence that the engine ended."""
+    if output.finish_reason is FinishReason.ABORT:
+        return GenerationError("the request was aborted by the server", "aborted", 503)
+    code = output.error_code or "engine_error"
+    status = 400 if code in _CLIENT_ERRORS else 503 if code == "engine_closed" else 500
+    return GenerationError(output.error or "the engine failed", code, status)

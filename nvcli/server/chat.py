@@ -1,0 +1,231 @@
+"""`POST /v1/chat/completions`, streamed or not, and the completions that were stored."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.errors import InvalidParameterError, NvcliError
+from nvcli.protocol import ChatRequest, chat_body, engine_request, parse_chat, prepare_chat
+from nvcli.protocol.chat import read_metadata
+from nvcli.protocol.chunks import ChatChunks
+from nvcli.protocol.fields import Fields
+from nvcli.server.errors import NotFoundError, error_body
+from nvcli.server.front import ignore_fields
+from nvcli.server.generate import outputs_of, prepare, run_to_end, start
+from nvcli.server.json_io import JSONBody, dumps, read_object
+from nvcli.server.sse import DONE, EventStream, data_event, data_events
+from nvcli.server.store import Entry, page
+from nvcli.types import RequestOutput, fold_outputs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from starlette.requests import Request as HTTPRequest
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
+
+    from nvcli.engine.engine import Request
+    from nvcli.protocol import PreparedPrompt
+    from nvcli.server.bridge import OutputGroups
+    from nvcli.server.state import ServerState
+
+MAX_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ChatJob:
+    """A checked request, its prompt, and what the engine gets."""
+
+    body: dict[str, Any]
+    request: ChatRequest
+    prompt: PreparedPrompt
+    engine: Request
+    response_id: str
+    created: int
+    model: str
+
+    def answer(self, state: ServerState, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        answer = chat_body(
+            self.request,
+            outputs,
+            response_id=self.response_id,
+            created=self.created,
+            model=self.model,
+            tokenizer=state.tokenizer,
+            num_truncated_tokens=self.prompt.num_truncated_tokens,
+        )
+        if self.request.store:
+            answer["metadata"] = self.request.metadata
+            _remember(state, self, answer)
+        return answer
+
+
+def chat_job(state: ServerState, body: dict[str, Any]) -> ChatJob:
+    """Check, render and tokenize. Raises every error that is the request's own fault."""
+    config = state.config
+    request = parse_chat(body, is_strict=config.is_strict, allow_template=config.allow_template)
+    model = state.check_model(request.model)
+    llm = state.llm
+    prompt = prepare_chat(
+        request,
+        llm.tokenizer,
+        enable_thinking=config.enable_thinking,
+        max_model_len=llm.max_model_len,
+    )
+    engine = engine_request(
+        llm,
+        prompt,
+        request.sampling,
+        request_id=state.bridge.new_id(),
+        is_streaming=request.stream,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+    response_id = f"chatcmpl-{uuid.uuid4().hex}"
+    return ChatJob(body, request, prompt, engine, response_id, int(time.time()), model)
+
+
+async def create_chat_completion(http: HTTPRequest) -> ASGIApp:
+    state: ServerState = http.app.state
+    state.check_accepting()
+    body = await read_object(http)
+    job: ChatJob = await prepare(http, lambda: chat_job(state, body), is_slow=needs_grammar(body))
+    note_request(http, job.request.ignored_fields, job.prompt.num_truncated_tokens)
+    if not job.request.stream:
+        (outputs,) = await run_to_end(state, http, [job.engine])
+        return JSONBody(job.answer(state, outputs))
+    groups = start(state, [job.engine])
+    return EventStream(_events(state, job, groups), ping_interval=state.config.ping_interval)
+
+
+def needs_grammar(body: dict[str, Any]) -> bool:
+    """Whether a grammar may have to be compiled, which takes a while."""
+    return any(
+        body.get(name)
+        for name in ("response_format", "tools", "functions", "structured_outputs", "text")
+    ) or any(name.startswith("guided_") for name in body)
+
+
+def note_request(http: HTTPRequest, ignored: tuple[str, ...], num_truncated: int) -> None:
+    ignore_fields(http.scope, ignored)
+    if num_truncated:
+        header = (b"x-nvcli-truncated-prompt-tokens", str(num_truncated).encode())
+        http.scope["extra_headers"].append(header)
+
+
+async def _events(
+    state: ServerState, job: ChatJob, groups: OutputGroups
+) -> AsyncGenerator[bytes, None]:
+    chunks = ChatChunks(
+        job.request,
+        response_id=job.response_id,
+        created=job.created,
+        model=job.model,
+        tokenizer=state.tokenizer,
+    )
+    deltas: dict[int, list[RequestOutput]] = {}
+    try:
+        async for _, output in outputs_of(state, groups, [job.engine]):
+            if job.request.store:
+                deltas.setdefault(output.index, []).append(output)
+            events = data_events(chunks.encode(output))
+            if events:
+                yield events
+        usage = chunks.usage()
+        if job.request.store:
+            job.answer(state, [fold_outputs(deltas[index]) for index in sorted(deltas)])
+        yield (data_event(usage) if usage is not None else b"") + DONE
+    except NvcliError as error:
+        yield data_event(error_body(error)) + DONE
+    finally:
+        groups.close()
+
+
+# --- stored completions --------------------------------------------------------------------------
+
+
+def _remember(state: ServerState, job: ChatJob, answer: dict[str, Any]) -> None:
+    stored = {**answer, "request_id": job.response_id, "tool_choice": job.body.get("tool_choice")}
+    stored["tools"] = job.body.get("tools")
+    messages = [
+        {"id": f"{job.response_id}-{i}", "name": None, "content_parts": None, **message}
+        for i, message in enumerate(job.body["messages"])
+    ]
+    size = len(dumps(stored)) + len(dumps(messages))
+    state.completions.put(job.response_id, stored, size, messages=messages)
+
+
+def _entry(http: HTTPRequest) -> Entry:
+    state: ServerState = http.app.state
+    completion_id = http.path_params["completion_id"]
+    entry = state.completions.get(completion_id)
+    if entry is None:
+        raise NotFoundError(
+            f"there is no stored chat completion {completion_id[:100]!r}",
+            hint="Only requests with store: true are kept.",
+            param="completion_id",
+        )
+    return entry
+
+
+def read_page(http: HTTPRequest, *, default_order: str, default_limit: int = 20) -> dict[str, Any]:
+    """`limit`, `order`, `after` and `before` of a list request."""
+    query = http.query_params
+    raw = query.get("limit", str(default_limit))
+    limit = int(raw) if raw.isascii() and raw.isdigit() and len(raw) < 6 else 0
+    if not 1 <= limit <= MAX_PAGE:
+        message = f"limit must be from 1 to {MAX_PAGE}, got {raw[:40]!r}"
+        raise InvalidParameterError(message, param="limit")
+    order = query.get("order", default_order)
+    if order not in ("asc", "desc"):
+        raise InvalidParameterError("order must be asc or desc", param="order")
+    return {
+        "limit": limit,
+        "order": order,
+        "after": query.get("after"),
+        "before": query.get("before"),
+    }
+
+
+async def list_chat_completions(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
+    options = read_page(http, default_order="asc")
+    wanted = {
+        key.removeprefix("metadata[").removesuffix("]"): value
+        for key, value in http.query_params.items()
+        if key.startswith("metadata[")
+    }
+    model = http.query_params.get("model")
+    items = [
+        entry.body
+        for entry in state.completions.entries()
+        if (model is None or entry.body["model"] == model)
+        and all(entry.body["metadata"].get(key) == value for key, value in wanted.items())
+    ]
+    return JSONBody(page(items, **options))
+
+
+async def get_chat_completion(http: HTTPRequest) -> Response:
+    return JSONBody(_entry(http).body)
+
+
+async def list_chat_messages(http: HTTPRequest) -> Response:
+    options = read_page(http, default_order="asc")
+    return JSONBody(page(_entry(http).extra["messages"], **options))
+
+
+async def update_chat_completion(http: HTTPRequest) -> Response:
+    body = await read_object(http)
+    entry = _entry(http)
+    entry.body["metadata"] = read_metadata(Fields(body))
+    return JSONBody(entry.body)
+
+
+async def delete_chat_completion(http: HTTPRequest) -> Response:
+    entry = _entry(http)
+    state: ServerState = http.app.state
+    state.completions.delete(entry.id)
+    return JSONBody({"object": "chat.completion.deleted", "id": entry.id, "deleted": True})

@@ -1,0 +1,99 @@
+"""Running engine requests for one HTTP request: to the end, or as a stream; never past the client.
+
+Whatever happens - the client leaves, time runs out, an error, the end - what still runs is aborted
+and the engine drops it within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from nvcli.server.errors import TimeoutExceededError
+from nvcli.server.sse import wait_for_disconnect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from starlette.requests import Request as HTTPRequest
+
+    from nvcli.engine.engine import Request
+    from nvcli.server.bridge import OutputGroups
+    from nvcli.server.state import ServerState
+    from nvcli.types import RequestOutput
+
+T = TypeVar("T")
+
+LARGE_TEXT = 16 * 1024  # bytes of body from which rendering and tokenizing are work for a thread
+
+
+async def prepare(http: HTTPRequest, work: Callable[[], Any], *, is_slow: bool = False) -> Any:
+    """Run `work`, which parses, renders and tokenizes, where it does not hold others up."""
+    length = http.headers.get("content-length", "")
+    if not is_slow and length.isdigit() and int(length) < LARGE_TEXT:
+        return work()
+    return await run_in_threadpool(work)
+
+
+def start(state: ServerState, requests: Sequence[Request]) -> OutputGroups:
+    """Submit; the timeout begins now. Raises what `EngineBridge.submit` raises."""
+    groups = state.bridge.submit(requests)
+    timeout = state.config.request_timeout
+    if timeout is not None:
+        error = TimeoutExceededError(f"the request took longer than {timeout:g} s")
+        groups.timer = asyncio.get_running_loop().call_later(timeout, groups.fail, error)
+    return groups
+
+
+async def outputs_of(
+    state: ServerState, groups: OutputGroups, requests: Sequence[Request]
+) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """(number of the request, output) until all have ended; then, or when left, nothing runs."""
+    try:
+        while outputs := await groups.next_outputs():
+            for output in outputs:
+                number = groups.number_of[output.request_id]
+                if output.is_finished:
+                    state.metrics.observe_finished(output, requests[number].params)
+                yield number, output
+    finally:
+        groups.close()
+
+
+async def run_to_end(
+    state: ServerState, http: HTTPRequest, requests: Sequence[Request]
+) -> list[list[RequestOutput]]:
+    """The outputs of each request, in order of their index. The requests do not stream.
+
+    Raises `ClientDisconnect` when nobody waits any more, and what `start` and the engine raise.
+    """
+    groups = start(state, requests)
+
+    async def collect() -> list[list[RequestOutput]]:
+        found: list[list[RequestOutput]] = [[] for _ in requests]
+        async for number, output in outputs_of(state, groups, requests):
+            found[number].append(output)
+        return [sorted(outputs, key=lambda output: output.index) for outputs in found]
+
+    try:
+        return await while_connected(http, collect())
+    finally:
+        groups.close()
+
+
+async def while_connected(http: HTTPRequest, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(wait_for_disconnect(http.receive))
+    try:
+        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for each in (task, watch):
+            each.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)

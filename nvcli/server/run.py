@@ -1,0 +1,277 @@
+"""The life of `nvcli serve`: listen, load, answer, drain, end.
+
+The port is bound first, so that one in use is told before anything is loaded; while the model loads
+requests get a 503. SIGTERM or SIGINT refuses new work, lets what runs end within the drain timeout
+and exits with 0; a second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.errors import NvcliError, UsageError
+from nvcli.server.app import create_app
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from nvcli.server.app import App
+    from nvcli.server.config import ServerConfig
+    from nvcli.server.engine import ServerEngine
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 65  # longer than what proxies in front of us keep
+CLOSE_TIMEOUT_S = 5
+
+
+class PortError(NvcliError):
+    """The address cannot be listened on."""
+
+    code = "address_unavailable"
+
+
+@dataclass(slots=True)
+class Listener:
+    socket: socket.socket
+    url: str
+
+
+def listen(config: ServerConfig) -> Listener:
+    """Raises `PortError` telling who may hold the address."""
+    if config.uds is not None:
+        return _listen_unix(config.uds)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((config.host, config.port))
+        sock.listen(BACKLOG)
+    except OSError as exc:
+        place = f"{config.host}:{config.port}"
+        if exc.errno == errno.EADDRINUSE:
+            raise PortError(
+                f"{place} is in use by another process",
+                hint=f"'ss -ltnp sport = :{config.port}' shows it; or give --port 0.",
+            ) from exc
+        raise PortError(f"cannot listen on {place}: {exc.strerror or exc}") from exc
+    port = sock.getsockname()[1]
+    shown = f"[{config.host}]" if ":" in config.host else config.host
+    return Listener(sock, f"http://{shown}:{port}")
+
+
+def _listen_unix(path: Path) -> Listener:
+    """A socket only this user may open; one that nobody listens on is replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise PortError(f"{path} exists and is no socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink()
+            else:
+                raise PortError(f"{path} is in use by another process")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    except OSError as exc:
+        raise PortError(f"cannot listen on {path}: {exc.strerror or exc}") from exc
+    finally:
+        os.umask(mask)
+    sock.listen(BACKLOG)
+    return Listener(sock, f"unix:{path}")
+
+
+def serve(
+    config: ServerConfig,
+    load: Callable[[], ServerEngine],
+    *,
+    note: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> int:
+    """Run until a signal; the exit code. Raises what `load` raises, and `PortError`."""
+    if not config.is_loopback and not config.api_keys:
+        warn(f"anybody who reaches {config.host} can use this server; give --api-key-file")
+    server = _Server(config, load, note)
+    try:
+        return _run_loop(server)
+    finally:
+        server.remove_files()
+
+
+def _run_loop(server: _Server) -> int:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return asyncio.run(server.run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(server.run())
+
+
+class _Server:
+    def __init__(
+        self,
+        config: ServerConfig,
+        load: Callable[[], ServerEngine],
+        note: Callable[[str], None],
+    ) -> None:
+        self.config = config
+        self._load = load
+        self._note = note
+        self._num_signals = 0
+        self._stop = asyncio.Event()
+        self._listener = listen(config)
+        self._app: App = create_app(config)
+        self._llm: ServerEngine | None = None
+        self._has_ready_file = False
+
+    async def run(self) -> int:
+        uvicorn = _make_uvicorn(self._app)
+        answering = asyncio.create_task(uvicorn.serve(sockets=[self._listener.socket]))
+        loading = asyncio.create_task(_in_daemon_thread(self._load))
+        stopping = asyncio.create_task(self._stop.wait())
+        with self._signals():
+            try:
+                await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if loading.done():
+                    self._ready(loading.result())
+                    await self._watch(stopping)
+                    await self._drain()
+            finally:
+                uvicorn.should_exit = True
+                await asyncio.wait({answering}, timeout=CLOSE_TIMEOUT_S + 1)
+                if self._llm is not None:
+                    await asyncio.to_thread(self._llm.close)
+        if not loading.done():
+            self.remove_files()
+            os._exit(0)  # the thread that loads cannot be stopped
+        return 0
+
+    def _ready(self, llm: ServerEngine) -> None:
+        self._llm = llm
+        self._app.state.attach(llm)
+        startup = getattr(llm, "startup", None)
+        for stage, seconds in getattr(startup, "stage_s", {}).items():
+            self._note(f"{stage.replace('_', ' ')} {seconds:.2f} s")
+        self._note(f"serving {self._app.state.model} on {self._listener.url}")
+        if self.config.ready_file is not None:
+            value = {"url": self._listener.url, "pid": os.getpid(), "model": self._app.state.model}
+            _write_whole(self.config.ready_file, json.dumps(value) + "\n")
+            self._has_ready_file = True
+
+    async def _watch(self, stopping: asyncio.Task[Any]) -> None:
+        """Wait for a signal, or for the engine to die. Raises `NvcliError` for the latter."""
+        assert self._llm is not None
+        while not stopping.done():
+            await asyncio.wait({stopping}, timeout=1.0)
+            if not self._llm.is_alive:
+                raise NvcliError("the engine has stopped", hint="--log-file FILE keeps the reason.")
+
+    async def _drain(self) -> None:
+        state = self._app.state
+        if state.num_requests:
+            self._note(f"draining {state.num_requests} requests; a second signal ends at once")
+        if not await state.drain(self.config.drain_timeout):
+            self._note(f"{state.num_requests} requests did not end in time")
+
+    def remove_files(self) -> None:
+        paths = [self.config.uds] if self.config.uds is not None else []
+        if self._has_ready_file and self.config.ready_file is not None:
+            paths.append(self.config.ready_file)
+        for path in paths:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._has_ready_file = False
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: int) -> None:
+        self._num_signals += 1
+        if self._num_signals > 1:
+            self.remove_files()
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self._stop.set()
+
+
+def _make_uvicorn(app: App) -> Any:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """uvicorn without its own signal handlers."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            http="httptools",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+            h11_max_incomplete_event_size=None,
+        )
+    )
+
+
+async def _in_daemon_thread(work: Callable[[], Any]) -> Any:
+    """The result of `work`; a thread of the pool would have to end before the process can."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not future.cancelled():
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as exc:  # noqa: BLE001 - it is raised where the result is awaited
+            error = exc
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="nvcli-load", daemon=True).start()
+    return await future
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file that is never seen half written. Raises `UsageError`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.time_ns()}")
+    try:
+        temporary.write_text(text, "utf-8")
+        temporary.replace(path)
+    except OSError as exc:
+        raise UsageError(f"cannot write {path}: {exc.strerror or exc}", param="ready_file") from exc

@@ -1,0 +1,132 @@
+"""The state of a running server: what was loaded, which phase it is in, what is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from nvcli.server.bridge import EngineBridge
+from nvcli.server.errors import NotReadyError, UnknownModelError
+from nvcli.server.metrics import Metrics
+from nvcli.server.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nvcli.errors import NvcliError
+    from nvcli.server.config import ServerConfig
+    from nvcli.server.engine import ServerEngine
+    from nvcli.text import Tokenizer
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class ServerState:
+    """One per app. Everything but `load` runs in the event loop's thread."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.created = int(time.time())
+        self.phase = Phase.LOADING
+        self.error: NvcliError | None = None  # why loading failed
+        self.num_requests = 0  # HTTP requests on their way, those about the server left out
+        self.metrics = Metrics(self)
+        self.responses = Store(config.store_limit)
+        self.completions = Store(config.store_limit)
+        self._bridge: EngineBridge | None = None
+        self._idle = asyncio.Event()
+
+    # --- the engine -------------------------------------------------------------------------------
+
+    def attach(self, llm: ServerEngine) -> None:
+        """The model is there: requests are answered from now on."""
+        self._bridge = EngineBridge(llm, max_queue=self.config.max_queue)
+        self._bridge.on_hand_over = self.metrics.observe_hand_over
+        if self.phase is Phase.LOADING:
+            self.phase = Phase.READY
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._bridge is not None
+
+    @property
+    def bridge(self) -> EngineBridge:
+        """Raises `NotReadyError` while there is no model, and once the server drains."""
+        if self._bridge is None:
+            reason = f"the model could not be loaded: {self.error}" if self.error else None
+            raise NotReadyError(reason or "the model is loading", hint="Try again in a moment.")
+        return self._bridge
+
+    @property
+    def llm(self) -> ServerEngine:
+        return self.bridge.llm
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.llm.tokenizer
+
+    def check_accepting(self) -> None:
+        """Raises `NotReadyError` unless new work is taken."""
+        if self.phase is Phase.DRAINING:
+            raise NotReadyError("the server is shutting down", hint="Try another one.")
+        if not self.bridge.llm.is_alive:
+            raise NotReadyError("the engine has stopped", hint="The server must be restarted.")
+
+    # --- names ------------------------------------------------------------------------------------
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.config.served_model_names or (self.llm.model_name,)
+
+    @property
+    def model(self) -> str:
+        return self.model_names[0]
+
+    def check_model(self, name: str | None, *, is_optional: bool = False) -> str:
+        """The name to answer with. Raises `UnknownModelError`."""
+        from nvcli.errors import InvalidParameterError
+
+        if name is None:
+            if is_optional:
+                return self.model
+            raise InvalidParameterError("model is missing", param="model")
+        if name not in self.model_names:
+            known = ", ".join(self.model_names[:8])
+            raise UnknownModelError(
+                f"there is no model {name[:200]!r}", hint=f"This server has {known}.", param="model"
+            )
+        return name
+
+    # --- draining ---------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        self.num_requests += 1
+
+    def leave(self) -> None:
+        self.num_requests -= 1
+        if self.num_requests == 0:
+            self._idle.set()
+
+    async def drain(self, timeout: float, on_tick: Callable[[int], None] | None = None) -> bool:
+        """Refuse new work and wait for what runs. False when time ran out."""
+        self.phase = Phase.DRAINING
+        deadline = time.monotonic() + timeout
+        while self.num_requests > 0:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._idle.clear()
+            if on_tick is not None:
+                on_tick(self.num_requests)
+            try:
+                await asyncio.wait_for(self._idle.wait(), left)
+            except TimeoutError:
+                return False
+        return True

@@ -1,0 +1,104 @@
+"""Bounded memory of answers that may be asked for again: by count, by bytes and by age."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_BYTES = 256 * 1024 * 1024
+MAX_AGE_S = 30 * 24 * 3600.0  # what OpenAI keeps
+
+
+@dataclass(slots=True)
+class Entry:
+    id: str
+    created: float
+    size: int
+    body: dict[str, Any]  # the object as it was answered
+    extra: dict[str, Any] = field(default_factory=dict)  # what belongs to it: messages, items
+
+
+class Store:
+    """The newest `limit` entries within `max_bytes`; older ones go as new ones come."""
+
+    def __init__(
+        self,
+        limit: int,
+        *,
+        max_bytes: int = MAX_BYTES,
+        max_age_s: float = MAX_AGE_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._limit = limit
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def put(self, entry_id: str, body: dict[str, Any], size: int, **extra: Any) -> None:
+        """Keep an entry; one of the same id is replaced in its place."""
+        old = self._entries.get(entry_id)
+        created = self._clock() if old is None else old.created
+        if old is not None:
+            self.num_bytes -= old.size
+        self._entries[entry_id] = Entry(entry_id, created, size, body, extra)
+        self.num_bytes += size
+        self._evict()
+
+    def get(self, entry_id: str) -> Entry | None:
+        self._evict()
+        return self._entries.get(entry_id)
+
+    def delete(self, entry_id: str) -> bool:
+        entry = self._entries.pop(entry_id, None)
+        if entry is not None:
+            self.num_bytes -= entry.size
+        return entry is not None
+
+    def entries(self) -> list[Entry]:
+        """All, the oldest first."""
+        self._evict()
+        return list(self._entries.values())
+
+    def _evict(self) -> None:
+        oldest = self._clock() - self._max_age_s
+        while self._entries:
+            entry = next(iter(self._entries.values()))
+            is_over = len(self._entries) > self._limit or self.num_bytes > self._max_bytes
+            if not is_over and entry.created >= oldest:
+                return
+            self.delete(entry.id)
+
+
+def page(
+    items: list[dict[str, Any]],
+    *,
+    limit: int,
+    order: str,
+    after: str | None,
+    before: str | None = None,
+) -> dict[str, Any]:
+    """OpenAI's list object: `items` stand oldest first and each has an `id`."""
+    ordered = list(items) if order == "asc" else items[::-1]
+    ids = [item["id"] for item in ordered]
+    if after is not None:
+        ordered = ordered[ids.index(after) + 1 :] if after in ids else []
+    elif before is not None:
+        ordered = ordered[: ids.index(before)] if before in ids else []
+    shown = ordered[:limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(ordered) > limit,
+    }

@@ -1,0 +1,127 @@
+"""A scripted server: `serve(script)` gives a client of the app over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from nvcli.server.app import App, create_app
+from nvcli.server.config import ServerConfig
+from nvcli.text import Tokenizer
+from tests.server.scripted_llm import Script, ScriptedLLM, make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("server-tokenizer"))
+
+
+class Served:
+    """A running server and a client of it."""
+
+    def __init__(self, llm: Any, config: ServerConfig) -> None:
+        self.llm = llm
+        self.app: App = create_app(config, llm)
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        settings = uvicorn.Config(
+            self.app, log_config=None, access_log=False, lifespan="off", http="httptools"
+        )
+        self._server = uvicorn.Server(settings)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        deadline = time.monotonic() + 10
+        while not self._server.started and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve(sockets=[self._socket]))
+
+    def close(self) -> None:
+        self.client.close()
+        self._server.should_exit = True
+        self._server.force_exit = True
+        self._thread.join(10)
+        self.llm.close()
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.client.post(path, json=body, **options)
+
+    def chat(self, **fields: Any) -> dict[str, Any]:
+        """A chat completion that must succeed."""
+        response = self.post("/v1/chat/completions", {**DEFAULTS, **fields})
+        assert response.status_code == 200, response.text
+        value: dict[str, Any] = response.json()
+        return value
+
+    def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The data of every event, `[DONE]` as text."""
+        response = self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        return parse_events(response.text)
+
+    def chat_stream(self, **fields: Any) -> list[dict[str, Any]]:
+        events = self.stream("/v1/chat/completions", {**DEFAULTS, **fields})
+        assert events[-1] == "[DONE]"
+        return events[:-1]
+
+    def wait_idle(self, seconds: float = 5.0) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.llm.is_idle() and self.app.state.bridge.num_open == 0:
+                return
+            time.sleep(0.002)
+        raise AssertionError(f"not idle: {self.llm.stats()}, {self.app.state.bridge.num_open}")
+
+
+DEFAULTS: dict[str, Any] = {
+    "model": "scripted",
+    "messages": [{"role": "user", "content": "hi"}],
+}
+
+
+def parse_events(text: str) -> list[Any]:
+    events: list[Any] = []
+    for block in text.split("\n\n"):
+        lines = [line for line in block.split("\n") if not line.startswith(":")]
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        if data:
+            assert len(data) == 1
+            events.append(data[0] if data[0] == "[DONE]" else json.loads(data[0]))
+    return events
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
+    """`serve("text")`, or with a script of ids; options of the config and of the device."""
+    running: list[Served] = []
+
+    def start(
+        script: Script | str, *, config: ServerConfig | None = None, **options: Any
+    ) -> Served:
+        if isinstance(script, str):
+            token_ids = tokenizer.encode(script)
+            script = lambda _: token_ids  # noqa: E731
+        llm = ScriptedLLM(tokenizer, script, **options)
+        served = Served(llm, config or ServerConfig())
+        running.append(served)
+        return served
+
+    yield start
+    for served in running:
+        served.close()
