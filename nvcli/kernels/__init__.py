@@ -42,6 +42,10 @@ def set_kernels(choice: str) -> None:
 set_kernels(os.environ.get("NVCLI_KERNELS") or "auto")
 
 
+def _use_triton(x: Tensor) -> bool:
+    return _use_fast and HAS_TRITON and x.device.type == "cuda"
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b.
 
@@ -61,6 +65,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x:       [..., E]
     weight:  [E], or [H, E] for x of [T, H, E]
     """
+    if _use_triton(x) and x.dim() == 2:
+        from nvcli.kernels import norm
+
+        return norm.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 
@@ -70,6 +78,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     x, residual:  [T, E]
     weight:       [E]
     """
+    if _use_triton(x):
+        from nvcli.kernels import norm
+
+        return norm.add_rms_norm(x, residual, weight, eps)
     return reference.add_rms_norm(x, residual, weight, eps)
 
 
@@ -79,6 +91,10 @@ def silu_and_mul(x: Tensor) -> Tensor:
     x:       [T, 2F]
     returns  [T, F]
     """
+    if _use_triton(x):
+        from nvcli.kernels import norm
+
+        return norm.silu_and_mul(x)
     return reference.silu_and_mul(x)
 
 
@@ -95,6 +111,39 @@ def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: f
     return reference.rope_norm(x, weight, cos, sin, eps)
 
 
+def rope_norm_store(
+    qkv: Tensor,
+    weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """`rope_norm` of queries and keys, and `store_kv` of the rotated keys and the values.
+
+    qkv:               [T, Hq + 2 Hk, D]
+    weight:            [Hq + Hk, D] or None
+    cos, sin:          [T, D] float32; sin is negative in its first half
+    k_cache, v_cache:  [N, P, Hk, D]  written in place
+    slot_mapping:      [T] int64      block * P + offset; -1 skips the token
+    returns q          [T, Hq, D]
+    """
+    head_dim = qkv.shape[2]
+    if _use_triton(qkv) and head_dim & (head_dim - 1) == 0:
+        from nvcli.kernels import rotary_store
+
+        return rotary_store.rope_norm_store(
+            qkv, weight, cos, sin, eps, k_cache, v_cache, slot_mapping
+        )
+    num_qk = qkv.shape[1] - k_cache.shape[2]
+    num_heads = num_qk - k_cache.shape[2]
+    qk = rope_norm(qkv[:, :num_qk], weight, cos, sin, eps)
+    store_kv(qk[:, num_heads:], qkv[:, num_qk:], k_cache, v_cache, slot_mapping)
+    return qk[:, :num_heads]
+
+
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Scatter this step's keys and values into the paged cache.
 
@@ -102,7 +151,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     k_cache, v_cache:  [N, P, Hk, D]  written in place; any strides, unit in D
     slot_mapping:      [T] int64      block * P + offset; -1 skips the row
     """
-    if _use_fast and k.device.type == "cuda" and HAS_TRITON:
+    if _use_triton(k):
         from nvcli.kernels import kv_store
 
         kv_store.store_kv(k, v, k_cache, v_cache, slot_mapping)

@@ -42,6 +42,24 @@ def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: f
     return rotated.to(x.dtype)
 
 
+def rope_norm_store(
+    qkv: Tensor,
+    weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    num_kv_heads = k_cache.shape[2]
+    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    qk = rope_norm(qkv[:, : num_heads + num_kv_heads], weight, cos, sin, eps)
+    q, k = qk[:, :num_heads], qk[:, num_heads:]
+    store_kv(k, qkv[:, num_heads + num_kv_heads :], k_cache, v_cache, slot_mapping)
+    return q
+
+
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     keep = slot_mapping >= 0
     slots = slot_mapping[keep]

@@ -64,12 +64,11 @@ class Attention(nn.Module):
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], batch: ForwardBatch
     ) -> Tensor:  # [T, E] -> [T, E]
-        num_qk = self.num_heads + self.num_kv_heads
-        qkv = self.qkv_proj(x).view(-1, num_qk + self.num_kv_heads, self.head_dim)
-        qk = kernels.rope_norm(qkv[:, :num_qk], self.qk_weight, *rotary, self.eps)
-        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]  # [T, Hq, D], [T, Hk, D]
+        qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         k_cache, v_cache = batch.kv_caches[self.layer]
-        kernels.store_kv(k, qkv[:, num_qk:], k_cache, v_cache, batch.slot_mapping)
+        q = kernels.rope_norm_store(
+            qkv, self.qk_weight, *rotary, self.eps, k_cache, v_cache, batch.slot_mapping
+        )  # [T, Hq, D]
         out = batch.attention.forward(q, k_cache, v_cache, batch, self.softmax_scale)
         out = out.reshape(-1, self.num_heads * self.head_dim)
         return cast("Tensor", self.o_proj(out))

@@ -35,6 +35,8 @@ class ForwardBatch:
     query_lens: list[int]  # [B]
     key_lens: list[int]  # [B], host twin of seq_lens
     block_ids: list[list[int]]  # [B][ceil(key_len / P)], host twin of block_table rows
+    # A captured step: rows and tokens are upper bounds, and the host lists say nothing.
+    is_padded: bool = False
     plan: object = None  # what the attention backend works out once for all layers of the step
 
     @property

@@ -1,0 +1,176 @@
+"""Triton kernel: the work lists of a step's attention, made on the device.
+
+The attention kernels run on grids whose size the host knows from upper bounds alone; which program
+does what is read from these lists. So a captured step serves any mix of lengths, and no host
+integer is baked into it.
+
+    items [I, 8]   rows of one token (decode): row, slot, first key, end key, split, splits, token
+    tiles [J, 8]   rows of more (prefill): first token, tokens, keys, slot, first token of the tile
+    sizes [2]      items and tiles in use; programs beyond them exit
+
+A decode row of many keys is split, so that one long sequence does not keep the device waiting: see
+`_chunk_size`. Rows without keys (padding) get one empty item, which writes zeros. Tiles of a row
+stand last first, because the last see the most keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from nvcli.kernels.launch import launch_options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RECORD = 8  # int32 numbers a record
+KEYS_PER_TILE = 64  # a chunk is a multiple of it
+PROGRAMS_PER_SM = 16  # aimed at for large batches: more programs, shorter tail, more to merge
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    items: Tensor  # [I, 8] int32
+    tiles: Tensor  # [J, 8] int32
+    sizes: Tensor  # [2] int32
+    has_decode: bool  # whether a row of one token may be among them
+    has_prefill: bool
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _chunk_size(  # type: ignore[no-untyped-def]
+    num_keys,  # of all decode rows
+    HK: tl.constexpr,
+    SMS: tl.constexpr,
+    PER_SM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Keys a program reads: two programs an SM for small batches, between TILE and 4 TILE; PER_SM
+    programs an SM for large ones.
+    """
+    work = num_keys * HK
+    small = tl.minimum(tl.maximum(tl.cdiv(work, 2 * SMS), TILE), 4 * TILE)
+    chunk = tl.maximum(small, tl.cdiv(work, PER_SM * SMS))
+    return tl.cdiv(chunk, TILE) * TILE
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _plan_kernel(  # type: ignore[no-untyped-def]
+    cu_seqlens_ptr,  # [B + 1] int32
+    seq_lens_ptr,  # [B] int32
+    slots_ptr,  # [B] int64
+    items_ptr,  # [I, 8] int32
+    tiles_ptr,  # [J, 8] int32
+    sizes_ptr,  # [2] int32
+    num_rows,
+    max_items,
+    max_tiles,
+    HK: tl.constexpr,
+    SMS: tl.constexpr,
+    PER_SM: tl.constexpr,
+    TILE: tl.constexpr,
+    TOKENS_PER_TILE: tl.constexpr,
+    ROWS_POW2: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # 1. One program, one lane a row.
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.arange(0, ROWS_POW2)
+    is_row = row < num_rows
+    first = tl.load(cu_seqlens_ptr + row, mask=is_row, other=0)
+    n = tl.load(cu_seqlens_ptr + row + 1, mask=is_row, other=0) - first
+    keys = tl.load(seq_lens_ptr + row, mask=is_row, other=0)
+    slot = tl.load(slots_ptr + row, mask=is_row, other=0).to(tl.int32)
+
+    # 2. Decode rows: consecutive items, one a chunk of keys.
+    is_decode = is_row & (n == 1)
+    decode_keys = tl.where(is_decode, keys, 0)
+    chunk = _chunk_size(tl.sum(decode_keys.to(tl.int64), axis=0), HK, SMS, PER_SM, TILE)
+    chunk = chunk.to(tl.int32)
+    splits = tl.where(is_decode, tl.maximum(tl.cdiv(decode_keys, chunk), 1), 0)
+    end = tl.cumsum(splits, axis=0)
+    for split in range(tl.max(splits, axis=0)):
+        item = end - splits + split
+        to = items_ptr + item * 8
+        mask = (split < splits) & (item < max_items)
+        tl.store(to, row, mask=mask)
+        tl.store(to + 1, slot, mask=mask)
+        tl.store(to + 2, tl.minimum(split * chunk, keys), mask=mask)
+        tl.store(to + 3, tl.minimum((split + 1) * chunk, keys), mask=mask)
+        tl.store(to + 4, tl.zeros_like(row) + split, mask=mask)
+        tl.store(to + 5, splits, mask=mask)
+        tl.store(to + 6, first, mask=mask)
+    tl.store(sizes_ptr, tl.minimum(tl.max(end, axis=0), max_items))
+
+    # 3. Prefill rows: consecutive tiles of queries, the last first.
+    num_tiles = tl.where(is_row & (n > 1), tl.cdiv(n, TOKENS_PER_TILE), 0)
+    end = tl.cumsum(num_tiles, axis=0)
+    for i in range(tl.max(num_tiles, axis=0)):
+        tile = end - num_tiles + i
+        to = tiles_ptr + tile * 8
+        mask = (i < num_tiles) & (tile < max_tiles)
+        tl.store(to, first, mask=mask)
+        tl.store(to + 1, n, mask=mask)
+        tl.store(to + 2, keys, mask=mask)
+        tl.store(to + 3, slot, mask=mask)
+        tl.store(to + 4, (num_tiles - 1 - i) * TOKENS_PER_TILE, mask=mask)
+    tl.store(sizes_ptr + 1, tl.minimum(tl.max(end, axis=0), max_tiles))
+
+
+def max_items(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
+    """Bound on decode items: a chunk is at least the keys over PROGRAMS_PER_SM * num_sms / Hk."""
+    return num_rows + -(-PROGRAMS_PER_SM * num_sms // num_kv_heads)
+
+
+def max_tiles(num_rows: int, num_tokens: int, tokens_per_tile: int) -> int:
+    """Bound on prefill tiles: rows of two tokens and more, each with one tile that is not full."""
+    return num_tokens // tokens_per_tile + min(num_rows, num_tokens // 2)
+
+
+def make_plan(
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    slots: Tensor,
+    *,
+    num_tokens: int,
+    num_kv_heads: int,
+    num_sms: int,
+    tokens_per_tile: int,
+    has_decode: bool,
+    has_prefill: bool,
+) -> AttentionPlan:
+    """The lists for one step; enqueued, nothing is read back.
+
+    cu_seqlens_q: [B + 1] int32; seq_lens: [B] int32; slots: [B] int64
+    """
+    num_rows, device = seq_lens.shape[0], seq_lens.device
+    num_items = max_items(num_rows, num_kv_heads, num_sms) if has_decode else 0
+    num_tiles = max_tiles(num_rows, num_tokens, tokens_per_tile) if has_prefill else 0
+    items = torch.empty((num_items, RECORD), dtype=torch.int32, device=device)
+    tiles = torch.empty((num_tiles, RECORD), dtype=torch.int32, device=device)
+    sizes = torch.empty(2, dtype=torch.int32, device=device)
+    _plan_kernel[(1,)](
+        cu_seqlens_q,
+        seq_lens,
+        slots,
+        items,
+        tiles,
+        sizes,
+        num_rows,
+        num_items,
+        num_tiles,
+        HK=num_kv_heads,
+        SMS=num_sms,
+        PER_SM=PROGRAMS_PER_SM,
+        TILE=KEYS_PER_TILE,
+        TOKENS_PER_TILE=tokens_per_tile,
+        ROWS_POW2=triton.next_power_of_2(num_rows),
+        **launch_options(device, num_warps=4),
+    )
+    return AttentionPlan(items, tiles, sizes, has_decode, has_prefill)

@@ -1,0 +1,46 @@
+"""How kernels are launched: programmatic dependent launch where the device has it.
+
+With it a kernel's programs start as soon as its predecessor has let them, and wait in `gdc_wait`
+until everything the predecessor wrote is visible. Rules every kernel here follows:
+
+  * `gdc_launch_dependents` stands first, so that the next kernel can be placed early
+  * before `gdc_wait` a kernel reads only weights, and writes nothing
+  * every kernel waits, so the chain is complete: when a kernel passes its wait, all before it ended
+
+It changes when a kernel starts and never what it computes: results are bitwise equal on and off.
+`NVCLI_PDL=0` in the environment, or `set_pdl(False)`, turns it off.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+_use_pdl = os.environ.get("NVCLI_PDL", "1") != "0"
+
+
+def set_pdl(enabled: bool) -> None:
+    """For tests and measurements; graphs that were captured keep what they have."""
+    global _use_pdl
+    _use_pdl = enabled
+
+
+@lru_cache
+def _has_pdl(index: int) -> bool:
+    return torch.cuda.get_device_capability(index)[0] >= 9
+
+
+def uses_pdl(device: torch.device) -> bool:
+    return _use_pdl and device.type == "cuda" and _has_pdl(device.index or 0)
+
+
+def launch_options(device: torch.device, *, num_warps: int, **more: Any) -> dict[str, Any]:
+    """The keyword arguments of a launch: warps, stages, and PDL for the kernel and the driver."""
+    is_pdl = uses_pdl(device)
+    options: dict[str, Any] = {"num_warps": num_warps, "PDL": is_pdl, **more}
+    if is_pdl:
+        options["launch_pdl"] = True
+    return options

@@ -1,0 +1,156 @@
+"""Triton kernels over rows: RMSNorm, the same after a residual addition, and SwiGLU.
+
+Each reads its inputs once and writes its outputs once; sums are float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from nvcli.kernels.launch import launch_options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SWIGLU_COLUMNS = 1024
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rms_norm_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,  # [T, E]
+    residual_ptr,  # [T, E]
+    weight_ptr,  # [E]
+    out_ptr,  # [T, E]
+    total_ptr,  # [T, E]
+    x_row_stride,
+    residual_row_stride,
+    eps,
+    E: tl.constexpr,
+    E_POW2: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, E_POW2)
+    mask = columns < E
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(x_ptr + row * x_row_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        other = tl.load(residual_ptr + row * residual_row_stride + columns, mask=mask, other=0.0)
+        # The sum is rounded before it is normed, as it is where the two are separate.
+        total = (x + other.to(tl.float32)).to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + row * E + columns, total, mask=mask)
+        x = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / E + eps)
+    tl.store(out_ptr + row * E + columns, x * scale * weight, mask=mask)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight. Reference: `reference.rms_norm`.
+
+    x:       [T, E], any row stride
+    weight:  [E]
+
+    Moves 2 T E elements; one program a row.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch_norm(x, x, weight, eps, out, out, has_residual=False)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual). Reference: `reference.add_rms_norm`.
+
+    x, residual:  [T, E], any row stride
+    weight:       [E]
+
+    Moves 4 T E elements; one program a row.
+    """
+    assert residual.shape == x.shape, "x and residual differ in shape"
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = torch.empty_like(out)
+    _launch_norm(x, residual, weight, eps, out, total, has_residual=True)
+    return out, total
+
+
+def _launch_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Tensor,
+    total: Tensor,
+    *,
+    has_residual: bool,
+) -> None:
+    num_rows, size = x.shape
+    assert weight.shape == (size,), "one weight a column"
+    assert x.stride(1) == residual.stride(1) == weight.stride(0) == 1, "E must be contiguous"
+    if num_rows == 0:
+        return
+    _rms_norm_kernel[(num_rows,)](
+        x,
+        residual,
+        weight,
+        out,
+        total,
+        x.stride(0),
+        residual.stride(0),
+        eps,
+        E=size,
+        E_POW2=triton.next_power_of_2(size),
+        HAS_RESIDUAL=has_residual,
+        **launch_options(x.device, num_warps=4 if size <= 2048 else 8),
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,  # [T, 2F]
+    out_ptr,  # [T, F]
+    x_row_stride,
+    F: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    mask = columns < F
+    gate = tl.load(x_ptr + row * x_row_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * x_row_stride + F + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * F + columns, gate * tl.sigmoid(gate) * up, mask=mask)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """silu(gate) * up, with x = gate | up. Reference: `reference.silu_and_mul`.
+
+    x:       [T, 2F], any row stride
+    returns  [T, F]
+
+    Moves 3 T F elements; one program a row and 1,024 columns.
+    """
+    num_rows, size = x.shape[0], x.shape[1] // 2
+    assert x.stride(1) == 1, "columns must be contiguous"
+    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+    if num_rows == 0:
+        return out
+    _silu_and_mul_kernel[(num_rows, triton.cdiv(size, SWIGLU_COLUMNS))](
+        x,
+        out,
+        x.stride(0),
+        F=size,
+        COLUMNS=SWIGLU_COLUMNS,
+        **launch_options(x.device, num_warps=4),
+    )
+    return out

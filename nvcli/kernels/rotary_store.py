@@ -1,0 +1,159 @@
+"""Triton kernel: q/k norm, rotary embedding and the KV store of a step, in one pass over qkv.
+
+Alone these are five small kernels a layer, each of which reads back what the one before wrote.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from nvcli.kernels.launch import launch_options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HEADS_PER_PROGRAM = 8
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
+    qkv_ptr,  # [T, Hq + 2 Hk, D]
+    weight_ptr,  # [Hq + Hk, D]
+    cos_ptr,  # [T, D] float32
+    sin_ptr,  # [T, D] float32, negative in the first half
+    q_ptr,  # [T, Hq, D]
+    k_cache_ptr,  # [N, P, Hk, D], strided
+    v_cache_ptr,
+    slot_mapping_ptr,  # [T] int64
+    qkv_row_stride,
+    rotary_row_stride,
+    cache_block_stride,
+    cache_offset_stride,
+    cache_head_stride,
+    block_size,
+    eps,
+    HQ: tl.constexpr,
+    HK: tl.constexpr,
+    D: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HEADS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # 1. One program takes HEADS heads of one token. A slot times a stride passes 2^31 in a large
+    #    pool, and so may a token times a row stride: both are 64-bit before they are multiplied.
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    half = tl.arange(0, D // 2)[None, :]
+    is_head = heads < HQ + 2 * HK
+    is_rotated = heads < HQ + HK
+
+    # 2. A head is two halves [HEADS, D / 2], so that rotating pairs dimension i with i + D / 2.
+    row = qkv_ptr + token * qkv_row_stride + heads * D + half
+    low = tl.load(row, mask=is_head, other=0.0)
+    high = tl.load(row + D // 2, mask=is_head, other=0.0)
+    x = low.to(tl.float32)
+    y = high.to(tl.float32)
+    if HAS_NORM:
+        square = tl.sum(x * x + y * y, axis=1)
+        scale = tl.rsqrt(square / D + eps)[:, None]
+        weight = weight_ptr + heads * D + half
+        x = x * scale * tl.load(weight, mask=is_rotated, other=0.0).to(tl.float32)
+        y = y * scale * tl.load(weight + D // 2, mask=is_rotated, other=0.0).to(tl.float32)
+    angle = token * rotary_row_stride + half
+    rotated_x = x * tl.load(cos_ptr + angle) + y * tl.load(sin_ptr + angle)
+    rotated_y = y * tl.load(cos_ptr + angle + D // 2) + x * tl.load(sin_ptr + angle + D // 2)
+
+    # 3. Queries go on as a tensor; keys and values to the slot, unless it is -1 (padding, or a
+    #    shared block that holds them already). The cache keeps heads apart by its own stride.
+    dtype = q_ptr.dtype.element_ty
+    out_x = rotated_x.to(dtype)
+    out_y = rotated_y.to(dtype)
+    q = q_ptr + (token * HQ + heads) * D + half
+    tl.store(q, out_x, mask=heads < HQ)
+    tl.store(q + D // 2, out_y, mask=heads < HQ)
+    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    if slot >= 0:
+        cache_dtype = k_cache_ptr.dtype.element_ty
+        to = (slot // block_size) * cache_block_stride + (slot % block_size) * cache_offset_stride
+        is_key = is_rotated & (heads >= HQ)
+        k = k_cache_ptr + to + (heads - HQ) * cache_head_stride + half
+        tl.store(k, out_x.to(cache_dtype), mask=is_key)
+        tl.store(k + D // 2, out_y.to(cache_dtype), mask=is_key)
+        is_value = is_head & (heads >= HQ + HK)
+        v = v_cache_ptr + to + (heads - HQ - HK) * cache_head_stride + half
+        tl.store(v, low.to(cache_dtype), mask=is_value)
+        tl.store(v + D // 2, high.to(cache_dtype), mask=is_value)
+
+
+def rope_norm_store(
+    qkv: Tensor,
+    weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+) -> Tensor:
+    """q and k normed and rotated, k and v stored. Reference: `reference.rope_norm_store`.
+
+    qkv:               [T, Hq + 2 Hk, D]   any row stride
+    weight:            [Hq + Hk, D] or None
+    cos, sin:          [T, D] float32      any row stride, the same for both
+    k_cache, v_cache:  [N, P, Hk, D]       written in place; equal strides, unit in D
+    slot_mapping:      [T] int64           block * P + offset; -1 skips the token
+    returns q          [T, Hq, D]
+
+    Moves 2 T (Hq + 2 Hk) D elements and 8 T D bytes of cos and sin; everything is float32 between
+    one rounding in and one out.
+    """
+    num_tokens, num_all, head_dim = qkv.shape
+    num_kv_heads = k_cache.shape[2]
+    num_heads = num_all - 2 * num_kv_heads
+    assert head_dim & (head_dim - 1) == 0, "head_dim must be a power of two"
+    assert qkv.stride()[1:] == (head_dim, 1), "heads must be contiguous"
+    assert cos.stride() == sin.stride(), "cos and sin differ in layout"
+    assert cos.shape == (num_tokens, head_dim), "one row of cos a token"
+    assert cos.dtype == sin.dtype == torch.float32, "cos and sin are float32"
+    assert cos.stride(1) == 1, "D must be contiguous"
+    assert k_cache.shape == v_cache.shape, "K and V caches differ in shape"
+    assert k_cache.stride() == v_cache.stride(), "K and V caches differ in layout"
+    assert k_cache.shape[3] == head_dim, "the cache is for other heads"
+    assert k_cache.stride(3) == 1, "D must be contiguous"
+    assert weight is None or weight.is_contiguous(), "the weight must be contiguous"
+    assert slot_mapping.shape == (num_tokens,), "one slot a token"
+    assert slot_mapping.is_contiguous(), "slots must be contiguous"
+    q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if num_tokens == 0:
+        return q
+    _rope_norm_store_kernel[(num_tokens, triton.cdiv(num_all, HEADS_PER_PROGRAM))](
+        qkv,
+        qkv if weight is None else weight,
+        cos,
+        sin,
+        q,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        qkv.stride(0),
+        cos.stride(0),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        k_cache.shape[1],
+        eps,
+        HQ=num_heads,
+        HK=num_kv_heads,
+        D=head_dim,
+        HAS_NORM=weight is not None,
+        HEADS=HEADS_PER_PROGRAM,
+        **launch_options(qkv.device, num_warps=2),
+    )
+    return q

@@ -1,0 +1,110 @@
+"""Our own attention backend: Triton kernels for decode and prefill rows of one step.
+
+A mixed step runs both kernels: rows of one token go to the split-KV decode kernel, the others to
+the prefill kernel, as the plan made on the device says. Nothing depends on a host integer but the
+size of the grids, so a step can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nvcli.kernels.attention_plan import AttentionPlan
+    from nvcli.layers.forward_batch import ForwardBatch
+
+DTYPES = (torch.float16, torch.bfloat16)
+MIN_COUNTERS = 1024  # rows
+
+
+class TritonAttention:
+    name = "triton"
+
+    def __init__(self) -> None:
+        self._counters: list[Tensor] = []  # the last is in use; captured graphs know the others
+        self._num_sms: int | None = None
+
+    @classmethod
+    def obstacle(
+        cls, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+    ) -> str | None:
+        """Why it cannot run here, in a few words that say what to do; None when it can."""
+        if device.type != "cuda":
+            return "it needs a CUDA device"
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:
+            return f"it has no kernels for compute capability {major}.{minor}"
+        if dtype not in DTYPES:
+            return f"it needs float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+        if head_dim not in (32, 64, 128):
+            return f"it has no head dimension {head_dim}"
+        if block_size & (block_size - 1) or not 4 <= block_size <= 256:
+            return f"--block-size must be 16, 32, 64, 128 or 256, not {block_size}"
+        return None
+
+    def forward(
+        self,
+        q: Tensor,  # [T, Hq, D]
+        k_cache: Tensor,  # [N, P, Hk, D]
+        v_cache: Tensor,
+        batch: ForwardBatch,
+        softmax_scale: float,
+    ) -> Tensor:
+        from nvcli.kernels.decode_attention import decode_attention
+        from nvcli.kernels.prefill_attention import prefill_attention
+
+        if batch.plan is None:
+            batch.plan = self._make_plan(q, k_cache.shape[2], batch)
+        plan = cast("AttentionPlan", batch.plan)
+        # Tokens that belong to no row are written by no kernel, and must be finite.
+        out = torch.zeros_like(q) if batch.is_padded and plan.has_prefill else torch.empty_like(q)
+        if plan.has_decode:
+            counters = self._counters_for(batch.seq_lens.shape[0] * k_cache.shape[2], q.device)
+            decode_attention(
+                q, k_cache, v_cache, batch.block_table, plan, counters, softmax_scale, out
+            )
+        if plan.has_prefill:
+            prefill_attention(q, k_cache, v_cache, batch.block_table, plan, softmax_scale, out)
+        return out
+
+    def _make_plan(self, q: Tensor, num_kv_heads: int, batch: ForwardBatch) -> AttentionPlan:
+        from nvcli.kernels.attention_plan import make_plan
+        from nvcli.kernels.prefill_attention import tokens_per_tile
+
+        num_tokens, num_heads = q.shape[:2]
+        num_rows = batch.seq_lens.shape[0]
+        is_decode = num_tokens == num_rows
+        return make_plan(
+            batch.cu_seqlens_q,
+            batch.seq_lens,
+            batch.slots,
+            num_tokens=num_tokens,
+            num_kv_heads=num_kv_heads,
+            num_sms=self._sms(q.device),
+            tokens_per_tile=tokens_per_tile(num_heads // num_kv_heads),
+            has_decode=is_decode or batch.is_padded or 1 in batch.query_lens,
+            has_prefill=not is_decode,
+        )
+
+    def _sms(self, device: torch.device) -> int:
+        if self._num_sms is None:
+            self._num_sms = (
+                torch.cuda.get_device_properties(device).multi_processor_count
+                if device.type == "cuda"
+                else 2  # the interpreter in the tests
+            )
+        return self._num_sms
+
+    def _counters_for(self, size: int, device: torch.device) -> Tensor:
+        """Zeros, as the decode kernel leaves them: one int32 a row and KV head."""
+        if not self._counters or self._counters[-1].numel() < size:
+            size = max(size, MIN_COUNTERS * 8)
+            self._counters.append(torch.zeros(size, dtype=torch.int32, device=device))
+        return self._counters[-1]

@@ -1,0 +1,147 @@
+"""Norms, SwiGLU and the fused rotary store: kernel source in the interpreter, bfloat16 on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
+
+NORM_SHAPES = [(1, 8), (3, 64), (5, 100), (2, 1024), (7, 2560)]
+SWIGLU_SHAPES = [(1, 4), (3, 96), (2, 1024), (5, 3072), (1, 1500)]
+# (tokens, query heads, KV heads, head_dim, block size, has norm, heads first)
+ROTARY_SHAPES = [
+    (1, 2, 1, 2, 1, True, False),
+    (5, 4, 2, 32, 4, True, True),
+    (5, 4, 2, 32, 4, False, False),
+    (3, 5, 5, 16, 16, True, True),
+    (2, 16, 8, 128, 16, True, True),
+    (9, 14, 2, 64, 256, False, True),
+]
+
+
+def randn(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(device, dtype)
+
+
+def check_norm(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    from nvcli.kernels import norm, reference
+
+    rows, size = shape
+    wide = randn(rows, size + 3, dtype=dtype, device=device)
+    x, residual = wide[:, :size], randn(rows, size, dtype=dtype, device=device, seed=1)
+    weight = 1 + 0.2 * randn(size, dtype=dtype, device=device, seed=2)
+    args = (weight.float(), 1e-6)
+    plain = reference.rms_norm(x, weight, 1e-6)
+    assert_as_good_as_torch(
+        norm.rms_norm(x, weight, 1e-6), plain, reference.rms_norm(x.float(), *args)
+    )
+    out, total = norm.add_rms_norm(x, residual, weight, 1e-6)
+    plain, plain_total = reference.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(total, plain_total)
+    exact = reference.rms_norm(plain_total.float(), *args)
+    assert_as_good_as_torch(out, plain, exact)
+
+
+def check_swiglu(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
+    from nvcli.kernels import norm, reference
+
+    rows, size = shape
+    x = 3 * randn(rows, 2 * size, dtype=dtype, device=device)
+    exact = reference.silu_and_mul(x.float())
+    assert_as_good_as_torch(norm.silu_and_mul(x), reference.silu_and_mul(x), exact)
+
+
+def check_rotary(
+    shape: tuple[int, int, int, int, int, bool, bool], dtype: torch.dtype, device: str
+) -> None:
+    """Into caches full of NaN: what is not stored must stay untouched."""
+    from nvcli.kernels import reference, rotary_store
+
+    tokens, heads, kv_heads, head_dim, block_size, has_norm, heads_first = shape
+    num_blocks = tokens + 2
+
+    def cache(cache_dtype: torch.dtype) -> Tensor:
+        axes = (kv_heads, block_size) if heads_first else (block_size, kv_heads)
+        full = torch.full((num_blocks, *axes, head_dim), float("nan"), device=device)
+        return (full.transpose(1, 2) if heads_first else full).to(cache_dtype)
+
+    wide = randn(tokens, (heads + 2 * kv_heads) * head_dim + 8, dtype=dtype, device=device)
+    qkv = wide[:, :-8].view(tokens, -1, head_dim)
+    weight = 1 + 0.2 * randn(heads + kv_heads, head_dim, dtype=dtype, device=device, seed=1)
+    angles = randn(tokens, head_dim // 2, dtype=torch.float32, device=device, seed=2)
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
+    order = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(3))
+    slots = order[:tokens].to(device)
+    if tokens > 2:
+        slots[1] = -1
+    rotary = (table[:, 0], table[:, 1])
+
+    def run(op: object, x: Tensor, w: Tensor) -> list[Tensor]:
+        caches = (cache(x.dtype), cache(x.dtype))
+        q = op(x, w if has_norm else None, *rotary, 1e-6, *caches, slots)  # type: ignore[operator]
+        return [q, *caches]
+
+    ours = run(rotary_store.rope_norm_store, qkv, weight)
+    plain = run(reference.rope_norm_store, qkv, weight)
+    exact = run(reference.rope_norm_store, qkv.float(), weight.float())
+    for got, other, best in zip(ours, plain, exact, strict=True):
+        assert torch.equal(got.isnan(), best.isnan())
+        assert_as_good_as_torch(got.nan_to_num(), other.nan_to_num(), best.nan_to_num())
+
+
+def check_all_in_float32() -> None:
+    for shape in NORM_SHAPES:
+        check_norm(shape, torch.float32, "cpu")
+    for shape in SWIGLU_SHAPES:
+        check_swiglu(shape, torch.float32, "cpu")
+    for rotary in ROTARY_SHAPES:
+        check_rotary(rotary, torch.float32, "cpu")
+
+
+@needs_triton
+@pytest.mark.interpret
+@pytest.mark.timeout(300)
+def test_kernel_sources_in_the_interpreter() -> None:
+    run_in_interpreter("tests.kernels.test_row_kernels", "check_all_in_float32")
+
+
+CUDA_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", CUDA_DTYPES)
+def test_on_cuda(dtype: torch.dtype) -> None:
+    for shape in [*NORM_SHAPES, (300, 5120)]:
+        check_norm(shape, dtype, "cuda")
+    for shape in [*SWIGLU_SHAPES, (300, 12_288)]:
+        check_swiglu(shape, dtype, "cuda")
+    for rotary in [*ROTARY_SHAPES, (1000, 32, 8, 128, 64, True, True)]:
+        check_rotary(rotary, dtype, "cuda")
+
+
+@needs_triton
+@pytest.mark.gpu
+def test_dependent_launch_changes_nothing() -> None:
+    from nvcli.kernels import launch, norm
+
+    x, residual, weight = (
+        randn(*shape, dtype=torch.bfloat16, device="cuda", seed=seed)
+        for seed, shape in enumerate([(64, 2048), (64, 1024), (1024,)])
+    )
+    results = []
+    for enabled in (False, True):
+        launch.set_pdl(enabled)
+        out = residual
+        for _ in range(20):  # a chain, each reading what the one before wrote
+            out, total = norm.add_rms_norm(norm.silu_and_mul(x), out, weight, 1e-6)
+        results.append((out.clone(), total.clone()))
+    launch.set_pdl(True)
+    for off, on in itertools.pairwise(results):
+        assert all(torch.equal(a, b) for a, b in zip(off, on, strict=True))
