@@ -1,0 +1,94 @@
+"""A client that leaves, at any byte and in both modes, leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import DEFAULTS, Serve, Served
+
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+def request_bytes(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+def connect(served: Served) -> socket.socket:
+    host, port = served.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_leaving_ends_generation_within_a_step(serve: Serve, path: str, stream: bool) -> None:
+    served = serve("x" * 400, delay_s=0.02)
+    body = {**DEFAULTS, "prompt": "abc", "stream": stream, "max_tokens": 400}
+    with connect(served) as client:
+        client.sendall(request_bytes(path, body))
+        while served.llm.stats().num_running == 0:
+            time.sleep(0.001)
+        if stream:
+            client.recv(100)
+    left = time.monotonic()
+    served.wait_idle()
+    assert time.monotonic() - left < 1.0  # the answer would have taken 8 s
+    text = served.client.get("/metrics").text
+    assert 'nvcli:requests_aborted_total{model_name="scripted"} 1.0' in text
+    assert 'nvcli:open_sequences{model_name="scripted"} 0.0' in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_at_any_byte_returns_every_block(serve: Serve, stream: bool) -> None:
+    served = serve("hello world " * 4, num_blocks=64)
+    body = {**DEFAULTS, "n": 2, "stream": stream}
+    raw = request_bytes(PATHS[0], body)
+    for sent in [*range(1, len(raw), 37), len(raw)]:
+        with connect(served) as client:
+            client.sendall(raw[:sent])
+    for received in range(1, 2000, 130):
+        with connect(served) as client:
+            client.sendall(raw)
+            client.recv(received)
+    served.wait_idle()
+    assert served.chat()["choices"][0]["message"]["content"] == "hello world " * 4
+
+
+def test_leaving_while_queued(serve: Serve) -> None:
+    served = serve("x" * 30, max_num_seqs=1)
+    served.llm.device.gate.clear()
+    clients = [connect(served) for _ in range(5)]
+    for client in clients:
+        client.sendall(request_bytes(PATHS[0], DEFAULTS))
+    while not (served.app.state.is_loaded and served.app.state.bridge.num_open == 5):
+        time.sleep(0.001)
+    for client in clients:
+        client.close()
+    time.sleep(0.05)
+    served.llm.device.gate.set()
+    served.wait_idle()
+
+
+def test_pings_fill_silence_and_are_comments(serve: Serve) -> None:
+    from nvcli.server.config import ServerConfig
+
+    served = serve("ab", config=ServerConfig(ping_interval=0.05), delay_s=0.2)
+    text = served.post(PATHS[0], {**DEFAULTS, "stream": True}).text
+    assert ": ping\n\n" in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_stream_headers(serve: Serve) -> None:
+    response = serve("ab").post(PATHS[0], {**DEFAULTS, "stream": True})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"

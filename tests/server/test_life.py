@@ -1,0 +1,194 @@
+"""The life cycle, with real processes: ready file, drain, signals, ports, sockets, failures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import DEFAULTS
+
+CHAT = "/v1/chat/completions"
+
+
+class Process:
+    def __init__(self, ready_file: Path, options: dict[str, Any]) -> None:
+        self.ready_file = ready_file
+        options = {"ready_file": str(ready_file), **options}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.run_scripted", json.dumps(options)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_ready(self) -> dict[str, Any]:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if self.ready_file.exists():
+                value: dict[str, Any] = json.loads(self.ready_file.read_text())
+                return value
+            time.sleep(0.02)
+        raise AssertionError(self.process.communicate()[0])
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.wait_ready()["url"], timeout=30, trust_env=False)
+
+    def end(self) -> tuple[int, str]:
+        out, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, out
+
+
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[Process] = []
+
+    def make(**options: Any) -> Process:
+        process = Process(tmp_path / f"ready-{len(running)}.json", options)
+        running.append(process)
+        return process
+
+    yield make
+    for process in running:
+        if process.process.poll() is None:
+            process.process.kill()
+            process.process.communicate()
+
+
+def test_ready_then_drain_then_exit_0(start: Start) -> None:
+    process = start(answer="x" * 60, delay_s=0.03)
+    ready = process.wait_ready()
+    assert ready["pid"] == process.process.pid
+    assert ready["model"] == "scripted"
+    replies: list[httpx.Response] = []
+    with process.client() as client, process.client() as other:
+        assert other.get("/health").status_code == 200
+        body = {**DEFAULTS, "stream": True}
+        thread = threading.Thread(target=lambda: replies.append(client.post(CHAT, json=body)))
+        thread.start()
+        while 'nvcli:open_sequences{model_name="scripted"} 1.0' not in other.get("/metrics").text:
+            time.sleep(0.01)
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        refused = other.post(CHAT, json=DEFAULTS)
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        assert other.get("/health").status_code == 503
+        assert other.get("/live").status_code == 200
+        thread.join()
+    assert replies[0].text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"stop"' in replies[0].text
+    code, out = process.end()
+    assert code == 0
+    assert "serving scripted on http://127.0.0.1:" in out
+    assert not process.ready_file.exists()
+
+
+def test_the_drain_has_a_timeout(start: Start) -> None:
+    process = start(answer="x" * 400, delay_s=0.05, drain_timeout=0.3)
+    with process.client() as client:
+        body = {**DEFAULTS, "stream": True}
+        with client.stream("POST", CHAT, json=body) as response:
+            pieces = response.iter_raw()
+            next(pieces)
+            began = time.monotonic()
+            process.process.send_signal(signal.SIGTERM)
+            code, out = process.end()
+    assert code == 0
+    assert time.monotonic() - began < 15
+    assert "1 requests did not end in time" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(start: Start, number: signal.Signals) -> None:
+    process = start(answer="x" * 400, delay_s=0.05)
+    with process.client() as client:
+        body = {**DEFAULTS, "stream": True}
+        with client.stream("POST", CHAT, json=body) as response:
+            pieces = response.iter_raw()
+            next(pieces)
+            process.process.send_signal(number)
+            time.sleep(0.2)
+            process.process.send_signal(number)
+            code, _ = process.end()
+    assert code == 128 + number
+    assert not process.ready_file.exists()
+
+
+def test_a_signal_while_loading_ends(start: Start) -> None:
+    process = start(load_s=60)
+    time.sleep(2.5)
+    process.process.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 0
+
+
+def wait_listening(path: Path) -> None:
+    for _ in range(500):
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(str(path))
+            return
+        time.sleep(0.02)
+
+
+def test_a_unix_socket_answers_while_loading(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "serve.sock"
+    stale = socket.socket(socket.AF_UNIX)
+    stale.bind(str(path))
+    stale.close()
+    process = start(uds=str(path), load_s=1.5)
+    transport = httpx.HTTPTransport(uds=str(path))
+    with httpx.Client(base_url="http://x", transport=transport, timeout=30) as client:
+        wait_listening(path)
+        response = client.get("/health")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "not_ready"
+        assert client.post(CHAT, json=DEFAULTS).status_code == 503
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        process.wait_ready()
+        assert client.post(CHAT, json=DEFAULTS).status_code == 200
+    second = start(uds=str(path))
+    code, out = second.end()
+    assert code == 1
+    assert "in use" in out
+    process.process.send_signal(signal.SIGTERM)
+    assert process.end()[0] == 0
+    assert not path.exists()
+
+
+def test_a_model_that_does_not_load_is_told(start: Start) -> None:
+    code, out = start(load_error="no such weights").end()
+    assert code == 3
+    assert "no such weights" in out
+
+
+def test_a_port_in_use_is_told_before_loading() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        command = [sys.executable, "-m", "nvcli", "serve", "--port", port, "-m", "/nowhere"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"nvcli: 127.0.0.1:{port} is in use by another process")
+
+
+def test_a_wide_address_without_a_key_is_warned_about(start: Start) -> None:
+    process = start(host="0.0.0.0")
+    process.wait_ready()
+    process.process.send_signal(signal.SIGTERM)
+    code, out = process.end()
+    assert code == 0
+    assert "give --api-key-file" in out
