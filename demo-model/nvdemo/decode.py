@@ -7,16 +7,18 @@ from torch import Tensor
 
 from nvdemo.model import Cache, Qwen3
 
-_BATCH = 512
+_ROOM = {"cuda": 1 << 20, "cpu": 1 << 17}  # tokens of cache for one batch
 
 
 @torch.inference_mode()
 def greedy(model: Qwen3, prompts: list[list[int]], limit: int, stop: int) -> list[list[int]]:
     """At most ``limit`` tokens for each prompt, without the stop token that ended them."""
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
     out: list[list[int]] = [[] for _ in prompts]
-    for at in range(0, len(order), _BATCH):
-        part = order[at : at + _BATCH]
+    room = _ROOM[model.model.embed_tokens.weight.device.type]
+    while order:
+        count = max(1, room // (len(prompts[order[0]]) + limit))
+        part, order = order[:count], order[count:]
         answers = _batch(model, [prompts[i] for i in part], limit, stop)
         for i, answer in zip(part, answers, strict=True):
             out[i] = answer
@@ -65,8 +67,9 @@ def agreement(draft: Qwen3, prompts: list[list[int]], answers: list[list[int]]) 
     device: torch.device = draft.model.embed_tokens.weight.device
     equal = total = 0
     pairs = [(p, a) for p, a in zip(prompts, answers, strict=True) if a]
-    for at in range(0, len(pairs), 128):
-        part = pairs[at : at + 128]
+    pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+    for at in range(0, len(pairs), 64):
+        part = pairs[at : at + 64]
         width = max(len(p) + len(a) for p, a in part)
         tokens = torch.zeros(len(part), width, dtype=torch.long)
         counted = torch.zeros(len(part), width, dtype=torch.bool)

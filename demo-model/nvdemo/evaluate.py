@@ -46,7 +46,8 @@ SUITES = [
     Suite("counting lines, words, letters (thinking)", numbers.count_items, 0.0, thinking=True),
     Suite("counting lines, words, letters", numbers.count_items, 0.0, thinking=False),
     Suite("sorting numbers", numbers.sorting, 0.95, "sort_numbers"),
-    Suite("sorting words", numbers.sorting, 0.95, "sort_words"),
+    Suite("sorting words", partial(numbers.sorting, alike=0.0), 0.95, "sort_words"),
+    Suite("sorting words with one first letter", partial(numbers.sorting, alike=1.0), 0.0, "sort_words"),
     Suite("JSON objects", structured.json_object, 0.95),
     Suite("JSON from a sentence", structured.json_people, 0.95),
     Suite("JSON arrays", structured.json_array, 0.95),
@@ -147,7 +148,7 @@ def evaluate(
     long = [i for i, (_, s) in enumerate(asked) if s.kind == "story"]
     short = [i for i, (_, s) in enumerate(asked) if s.kind != "story"]
     answers: list[list[int]] = [[] for _ in asked]
-    for part, limit in ((short, 320), (long, 900)):
+    for part, limit in ((short, 480), (long, 900)):
         written = greedy(model, [prompts[i] for i in part], limit, stop)
         for i, ids in zip(part, written, strict=True):
             answers[i] = ids

@@ -119,7 +119,8 @@ def _numbers(dice: Dice) -> list[int]:
     return values
 
 
-def sorting(dice: Dice) -> Sample:
+def sorting(dice: Dice, alike: float = 0.4) -> Sample:
+    """Numbers or words to sort; ``alike`` is the share of word lists with one first letter."""
     join = dice.pick(_JOINS)
     if dice.chance(0.55):
         values = _numbers(dice)
@@ -133,7 +134,7 @@ def sorting(dice: Dice) -> Sample:
         kind, thought = "sort_numbers", "From large to small." if down else "From small to large."
     else:
         group = dice.pick([ALL_WORDS, ALL_WORDS, FRUITS, ANIMALS, OBJECTS, COLOURS])
-        if dice.chance(0.4):  # the same first letter: the second one decides
+        if dice.chance(alike):
             first = dice.pick("abcdfghlmprstw")
             group = [word for word in ALL_WORDS if word[0] == first]
         items = dice.some(group, dice.number(2, 7))
