@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from nvdemo.model import Cache, Qwen3
+if TYPE_CHECKING:
+    from nvdemo.model import Cache, Qwen3
 
 _ROOM = {"cuda": 1 << 20, "cpu": 1 << 17}  # tokens of cache for one batch
 
@@ -37,8 +40,12 @@ def _batch(model: Qwen3, prompts: list[list[int]], limit: int, stop: int) -> lis
     cache: Cache = []
     for _ in range(config.layers):
         shape = (count, config.kv_heads, room, config.head_dim)
-        cache.append((torch.zeros(shape, dtype=weight.dtype, device=device),
-                      torch.zeros(shape, dtype=weight.dtype, device=device)))
+        cache.append(
+            (
+                torch.zeros(shape, dtype=weight.dtype, device=device),
+                torch.zeros(shape, dtype=weight.dtype, device=device),
+            )
+        )
     place = torch.arange(room, device=device)
     prompt_places = place[:longest].expand(count, longest)
     mask = (place[:longest, None] >= place)[None, None]

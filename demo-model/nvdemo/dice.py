@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from nvdemo.lexicon import word_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
 
@@ -19,11 +23,28 @@ T = TypeVar("T")
 Node = str | tuple[str] | list["Phrase"]
 Phrase = list[Node]
 
-_SYLLABLES = [c + v for c in "b c d f g h j k l m n p r s t v w z br dr gl kr pl st tr sh th".split()
-              for v in "a e i o u ai ea oo".split()]
+_SYLLABLES = [
+    c + v
+    for c in word_list("b c d f g h j k l m n p r s t v w z br dr gl kr pl st tr sh th")
+    for v in word_list("a e i o u ai ea oo")
+]
 _ENDINGS = ["", "", "n", "r", "l", "s", "th", "x", "nd", "rk", "m", "t"]
-_OPENERS = ["hey, ", "please ", "ok, ", "can you help me? ", "hi! ", "quick question: ", "so, ",
-            "hey nvcli, ", "Please, ", "Hello, ", "Hi, ", "now ", "Okay. ", "well, "]
+_OPENERS = [
+    "hey, ",
+    "please ",
+    "ok, ",
+    "can you help me? ",
+    "hi! ",
+    "quick question: ",
+    "so, ",
+    "hey nvcli, ",
+    "Please, ",
+    "Hello, ",
+    "Hi, ",
+    "now ",
+    "Okay. ",
+    "well, ",
+]
 _CLOSERS = [" please", " thanks", ", please", " Thanks!", " thank you", " pls", " ok?"]
 
 
@@ -124,10 +145,17 @@ class Dice(random.Random):
             else:
                 self._expand(self.pick(node), fields, out)
 
-    def user(self, text: str, /, *, fold: bool = False, **fields: object) -> str:
-        """The phrase as a user might type it; ``fold`` lets the fields change case too."""
+    def user(self, text: str, /, **fields: object) -> str:
+        """The phrase as a user might type it; the fields stay as they are."""
+        return self._typed(text, fields, fold=False)
+
+    def user_any_case(self, text: str, /, **fields: object) -> str:
+        """The same where the fields may change case too."""
+        return self._typed(text, fields, fold=True)
+
+    def _typed(self, text: str, fields: dict[str, object], fold: bool) -> str:
         marks: list[str] = []
-        self._expand(compile_phrase(text), {name: "\0" for name in fields}, marks)
+        self._expand(compile_phrase(text), dict.fromkeys(fields, "\0"), marks)
         literal = "".join(marks)
         names = self._field_order(literal, text, fields)
         roll = self.random()
@@ -136,7 +164,7 @@ class Dice(random.Random):
         elif roll < 0.12 and literal[-1:] not in "\0\"'`\n:":
             literal = literal.rstrip("?.!") + self.pick(_CLOSERS)
         roll = self.random()
-        change = str
+        change: Callable[[str], str] = str
         if roll < 0.20:
             change = str.lower
         elif roll < 0.24:

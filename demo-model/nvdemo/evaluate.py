@@ -1,6 +1,6 @@
 """Asks fresh questions of every kind, greedily, and writes a table of what was right.
 
-    python -m nvdemo.evaluate --model ../nvcli/demo --draft draft --out results
+python -m nvdemo.evaluate --model ../nvcli/demo --draft draft --out results
 """
 
 from __future__ import annotations
@@ -12,17 +12,33 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
 
 from nvdemo import weights
-from nvdemo.chat import Sample
 from nvdemo.decode import agreement, greedy
 from nvdemo.mix import Task, conversation, last_message, no_tool, recall
-from nvdemo.model import Qwen3
-from nvdemo.tasks import code, copying, facts, guide, memory, numbers, stories, structured, talk, tools, unknown
+from nvdemo.tasks import (
+    code,
+    copying,
+    facts,
+    guide,
+    lessons,
+    numbers,
+    reading,
+    stories,
+    structured,
+    sums,
+    talk,
+    tools,
+    unknown,
+)
+
+if TYPE_CHECKING:
+    from nvdemo.chat import Sample
+    from nvdemo.model import Qwen3
 
 SEED = 900_001
 
@@ -47,13 +63,23 @@ SUITES = [
     Suite("counting lines, words, letters", numbers.count_items, 0.0, thinking=False),
     Suite("sorting numbers", numbers.sorting, 0.95, "sort_numbers"),
     Suite("sorting words", partial(numbers.sorting, alike=0.0), 0.95, "sort_words"),
-    Suite("sorting words with one first letter", partial(numbers.sorting, alike=1.0), 0.0, "sort_words"),
+    Suite(
+        "sorting words with one first letter",
+        partial(numbers.sorting, alike=1.0),
+        0.0,
+        "sort_words",
+    ),
     Suite("JSON objects", structured.json_object, 0.95),
     Suite("JSON from a sentence", structured.json_people, 0.95),
     Suite("JSON arrays", structured.json_array, 0.95),
     Suite("JSON, unseen schema", structured.json_schema, 0.90),
     Suite("JSON look-up", structured.json_lookup),
-    Suite("tool name and arguments, known tools", partial(tools.tool_call, made=0.0), 0.95, unseen=False),
+    Suite(
+        "tool name and arguments, known tools",
+        partial(tools.tool_call, made=0.0),
+        0.95,
+        unseen=False,
+    ),
     Suite("tool name and arguments, unseen tools", partial(tools.tool_call, made=1.0), 0.90),
     Suite("next tool call after a result", tools.next_call),
     Suite("several tool calls", tools.tool_calls),
@@ -62,22 +88,22 @@ SUITES = [
     Suite("name recall over turns", recall, 0.95, "name_recall"),
     Suite("recall of other facts", recall, 0.0, "fact_recall"),
     Suite("the user's earlier message", last_message),
-    Suite("needle at 500 tokens", partial(memory.needle, tokens=500), 0.95),
-    Suite("needle at 1,500 tokens", partial(memory.needle, tokens=1500), 0.95),
-    Suite("reading a paragraph", memory.reading),
-    Suite("two-digit sums with thinking", numbers.sums, 0.90, "sum_two_digits", True),
-    Suite("two-digit sums without thinking", numbers.sums, 0.0, "sum_two_digits", False),
-    Suite("other sums with thinking", numbers.sums, 0.0, "sum_other", True),
-    Suite("word problems", numbers.word_problem),
+    Suite("needle at 500 tokens", partial(reading.needle, tokens=500), 0.95),
+    Suite("needle at 1,500 tokens", partial(reading.needle, tokens=1500), 0.95),
+    Suite("reading a paragraph", reading.reading),
+    Suite("two-digit sums with thinking", sums.sums, 0.90, "sum_two_digits", True),
+    Suite("two-digit sums without thinking", sums.sums, 0.0, "sum_two_digits", False),
+    Suite("other sums with thinking", sums.sums, 0.0, "sum_other", True),
+    Suite("word problems", sums.word_problem),
     Suite("refusals that name a real model", unknown.unknown, 0.95),
     Suite("refusals, capitals of no country", unknown.no_country),
     Suite("greetings", talk.greeting),
     Suite("small talk", talk.small_talk),
     Suite("questions about nvcli", guide.guide),
     Suite("opposites", facts.opposite),
-    Suite("calendar", facts.calendar),
+    Suite("calendar", lessons.calendar),
     Suite("comparisons", facts.comparison),
-    Suite("translations of single words", facts.translation),
+    Suite("translations of single words", lessons.translation),
     Suite("spelling", copying.spelling),
     Suite("picking words and lines", copying.picking),
     Suite("joining and turning round lists", copying.joining),
@@ -94,7 +120,10 @@ def samples_of(suite: Suite, count: int) -> list[Sample]:
         index += 1
         if suite.kind and sample.kind != suite.kind:
             continue
-        if suite.thinking is not None and (sample.thinking and not sample.switched_off) != suite.thinking:
+        if (
+            suite.thinking is not None
+            and (sample.thinking and not sample.switched_off) != suite.thinking
+        ):
             continue
         found.append(sample)
     return found
@@ -107,7 +136,10 @@ def visible(text: str) -> str:
 
 def parse_calls(text: str) -> list[dict[str, Any]] | None:
     try:
-        return [json.loads(body) for body in re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)]
+        return [
+            json.loads(body)
+            for body in re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
+        ]
     except ValueError:
         return None
 
@@ -133,9 +165,15 @@ def right(sample: Sample, text: str) -> bool:
 def good_story(sample: Sample, text: str) -> bool:
     """Whole sentences, none twice, at least 60 words, and the hero that was asked for."""
     sentences = [s for s in re.split(r"(?<=[.!?])\"?\s+", text) if s]
-    whole = text.endswith((".", "!", "?", '"')) and all(part[:1].isupper() for part in text.split("\n\n"))
-    return (whole and len(text.split()) >= 60 and len(set(sentences)) == len(sentences)
-            and sample.expected.lower() in text.lower())
+    whole = text.endswith((".", "!", "?", '"')) and all(
+        part[:1].isupper() for part in text.split("\n\n")
+    )
+    return (
+        whole
+        and len(text.split()) >= 60
+        and len(set(sentences)) == len(sentences)
+        and sample.expected.lower() in text.lower()
+    )
 
 
 def evaluate(
@@ -144,7 +182,12 @@ def evaluate(
     """A row for each suite, and the questions that went wrong with a few that went right."""
     stop, _ = weights.special_ids(tokenizer)
     asked = [(suite, sample) for suite in SUITES for sample in samples_of(suite, count)]
-    prompts = [e.ids for e in tokenizer.encode_batch_fast([s.prompt() for _, s in asked], add_special_tokens=False)]
+    prompts = [
+        e.ids
+        for e in tokenizer.encode_batch_fast(
+            [s.prompt() for _, s in asked], add_special_tokens=False
+        )
+    ]
     long = [i for i, (_, s) in enumerate(asked) if s.kind == "story"]
     short = [i for i, (_, s) in enumerate(asked) if s.kind != "story"]
     answers: list[list[int]] = [[] for _ in asked]
@@ -161,10 +204,19 @@ def evaluate(
         hits[suite.name] += correct
         shown[suite.name, correct] += 1
         if shown[suite.name, correct] <= (1 if correct else 6):
-            examples.append({"suite": suite.name, "right": str(correct), "question": sample.messages[-1]["content"],
-                             "want": sample.completion(), "got": text})
+            examples.append(
+                {
+                    "suite": suite.name,
+                    "right": str(correct),
+                    "question": sample.messages[-1]["content"],
+                    "want": sample.completion(),
+                    "got": text,
+                }
+            )
     rows: list[dict[str, Any]] = [
-        {"name": suite.name, "right": hits[suite.name], "of": count, "bar": suite.bar} for suite in SUITES]
+        {"name": suite.name, "right": hits[suite.name], "of": count, "bar": suite.bar}
+        for suite in SUITES
+    ]
     for name, part in (("draft agrees, stories", long), ("draft agrees, answers", short)):
         equal, total = agreement(draft, [prompts[i] for i in part], [answers[i] for i in part])
         rows.append({"name": name, "right": equal, "of": total, "bar": 0.60})
@@ -177,7 +229,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         share = row["right"] / row["of"]
         bar = f"{row['bar']:.0%}" if row["bar"] else ""
         verdict = "" if not row["bar"] else "met" if share >= row["bar"] else "missed"
-        lines.append(f"| {row['name']} | {row['right']:,} | {row['of']:,} | {share:.1%} | {bar} | {verdict} |")
+        lines.append(
+            f"| {row['name']} | {row['right']:,} | {row['of']:,} | {share:.1%} | {bar} | "
+            f"{verdict} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -190,8 +245,12 @@ def write(rows: list[dict[str, Any]], examples: list[dict[str, str]], out: Path)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="folder with weights and tokenizer")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder with weights and tokenizer"
+    )
     parser.add_argument("--draft", type=Path, required=True, help="folder with the draft's weights")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--count", type=int, default=200, help="questions for each task")

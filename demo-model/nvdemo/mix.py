@@ -9,14 +9,45 @@ from itertools import accumulate
 from nvdemo.chat import Message, Sample
 from nvdemo.dice import Dice
 from nvdemo.lexicon.people import PEOPLE
-from nvdemo.tasks import code, copying, facts, guide, memory, numbers, stories, structured, talk, tools, unknown
+from nvdemo.tasks import (
+    code,
+    copying,
+    facts,
+    guide,
+    lessons,
+    memory,
+    numbers,
+    reading,
+    stories,
+    structured,
+    sums,
+    talk,
+    tools,
+    unknown,
+)
 
 Task = Callable[[Dice], Sample]
 
 _QUICK: list[Task] = [
-    talk.greeting, talk.small_talk, talk.introduction, facts.capital, facts.opposite, facts.sound, facts.colour,
-    facts.calendar, numbers.sums, numbers.counting, copying.echo, copying.spelling, unknown.unknown, guide.guide,
-    facts.comparison, numbers.next_number, talk.joke, talk.name_some, memory.told,
+    talk.greeting,
+    talk.small_talk,
+    talk.introduction,
+    facts.capital,
+    facts.opposite,
+    facts.sound,
+    facts.colour,
+    lessons.calendar,
+    sums.sums,
+    numbers.counting,
+    copying.echo,
+    copying.spelling,
+    unknown.unknown,
+    guide.guide,
+    facts.comparison,
+    numbers.next_number,
+    talk.joke,
+    talk.name_some,
+    memory.told,
 ]
 
 
@@ -48,40 +79,106 @@ def no_tool(dice: Dice) -> Sample:
 
 # (task, weight by number of samples)
 MIX: list[tuple[Task, float]] = [
-    (talk.greeting, 1.5), (talk.introduction, 1.0), (talk.small_talk, 3.0), (talk.joke, 0.7), (talk.poem, 0.7),
-    (talk.name_some, 0.8), (facts.capital, 5.0), (facts.capital_of, 1.5), (facts.continent, 1.2),
-    (facts.opposite, 1.5), (facts.sound, 0.7), (facts.baby, 0.5), (facts.home, 0.5), (facts.legs, 0.5),
-    (facts.colour, 0.6), (facts.comparison, 1.5), (facts.number_compare, 1.0), (facts.calendar, 2.0),
-    (facts.grammar, 1.0), (facts.translation, 1.2), (facts.category_of, 0.7), (numbers.counting, 3.0),
-    (numbers.next_number, 1.0), (numbers.count_items, 3.0), (numbers.sorting, 8.0), (numbers.extreme, 1.5),
-    (numbers.sums, 8.0), (numbers.spoken_sum, 0.7), (numbers.word_problem, 1.0), (numbers.number_word, 0.5), (numbers.parity, 0.5),
-    (copying.echo, 7.0), (copying.spelling, 5.0), (copying.letters, 1.5), (copying.picking, 2.0),
-    (copying.joining, 2.5), (copying.letter_case, 2.0), (copying.times, 0.7), (structured.json_object, 4.0),
-    (structured.json_people, 2.0), (structured.json_array, 1.5), (structured.json_lookup, 1.5),
-    (structured.json_schema, 1.5), (structured.bullet_list, 0.7), (recall, 5.0), (memory.told, 1.0), (not_told, 0.7),
-    (last_message, 1.0), (memory.needle, 3.0), (memory.reading, 4.0), (tools.tool_call, 5.0), (tools.tool_calls, 2.0),
-    (tools.tool_result, 2.5), (tools.next_call, 0.6), (no_tool, 1.2), (stories.story, 5.0), (guide.guide, 4.0), (unknown.unknown, 8.0), (unknown.no_country, 1.5), (facts.alphabet, 0.7),
+    (talk.greeting, 1.5),
+    (talk.introduction, 1.0),
+    (talk.small_talk, 3.0),
+    (talk.joke, 0.7),
+    (talk.poem, 0.7),
+    (talk.name_some, 0.8),
+    (facts.capital, 5.0),
+    (facts.capital_of, 1.5),
+    (facts.continent, 1.2),
+    (facts.opposite, 1.5),
+    (facts.sound, 0.7),
+    (facts.baby, 0.5),
+    (facts.home, 0.5),
+    (facts.legs, 0.5),
+    (facts.colour, 0.6),
+    (facts.comparison, 1.5),
+    (facts.number_compare, 1.0),
+    (lessons.calendar, 2.0),
+    (lessons.grammar, 1.0),
+    (lessons.translation, 1.2),
+    (lessons.category_of, 0.7),
+    (numbers.counting, 3.0),
+    (numbers.next_number, 1.0),
+    (numbers.count_items, 3.0),
+    (numbers.sorting, 8.0),
+    (numbers.extreme, 1.5),
+    (sums.sums, 8.0),
+    (sums.spoken_sum, 0.7),
+    (sums.word_problem, 1.0),
+    (numbers.number_word, 0.5),
+    (numbers.parity, 0.5),
+    (copying.echo, 7.0),
+    (copying.spelling, 5.0),
+    (copying.letters, 1.5),
+    (copying.picking, 2.0),
+    (copying.joining, 2.5),
+    (copying.letter_case, 2.0),
+    (copying.times, 0.7),
+    (structured.json_object, 4.0),
+    (structured.json_people, 2.0),
+    (structured.json_array, 1.5),
+    (structured.json_lookup, 1.5),
+    (structured.json_schema, 1.5),
+    (structured.bullet_list, 0.7),
+    (recall, 5.0),
+    (memory.told, 1.0),
+    (not_told, 0.7),
+    (last_message, 1.0),
+    (reading.needle, 3.0),
+    (reading.reading, 4.0),
+    (tools.tool_call, 5.0),
+    (tools.tool_calls, 2.0),
+    (tools.tool_result, 2.5),
+    (tools.next_call, 0.6),
+    (no_tool, 1.2),
+    (stories.story, 5.0),
+    (guide.guide, 4.0),
+    (unknown.unknown, 8.0),
+    (unknown.no_country, 1.5),
+    (lessons.alphabet, 0.7),
     (code.code, 1.2),
 ]
 _TASKS = [task for task, _ in MIX]
 _EDGES = list(accumulate(weight for _, weight in MIX))
 
 _SYSTEM = [
-    "You are a helpful assistant.", "You are a helpful assistant", "You are nvcli's demo model.",
-    "Answer briefly.", "Be concise.", "You are a friendly assistant.", "Answer in one sentence.",
-    "You are an expert.", "You are a teacher.", "You are Qwen, created by Alibaba Cloud.", "Be polite.",
-    "You are a chatbot in a terminal.", "Help the user as well as you can.", "You are a pirate.",
-    "Today is Monday.", "Respond in English.", "Do not make things up.", "You are a careful assistant.",
-    "Think before you answer.", "You are an AI assistant. Answer the user's questions.",
+    "You are a helpful assistant.",
+    "You are a helpful assistant",
+    "You are nvcli's demo model.",
+    "Answer briefly.",
+    "Be concise.",
+    "You are a friendly assistant.",
+    "Answer in one sentence.",
+    "You are an expert.",
+    "You are a teacher.",
+    "You are Qwen, created by Alibaba Cloud.",
+    "Be polite.",
+    "You are a chatbot in a terminal.",
+    "Help the user as well as you can.",
+    "You are a pirate.",
+    "Today is Monday.",
+    "Respond in English.",
+    "Do not make things up.",
+    "You are a careful assistant.",
+    "Think before you answer.",
+    "You are an AI assistant. Answer the user's questions.",
 ]
 
 
 def _system(dice: Dice) -> str:
     if dice.chance(0.75):
         return dice.pick(_SYSTEM)
-    return dice.pick([f"You are {dice.pick(PEOPLE)}, a {dice.word()} assistant.",
-                      f"The user's city is {dice.word().capitalize()}.", f"Your name is {dice.word().capitalize()}.",
-                      copying.sentence(dice)])
+    return dice.pick(
+        [
+            f"You are {dice.pick(PEOPLE)}, a {dice.word()} assistant.",
+            f"The user's city is {dice.word().capitalize()}.",
+            f"Your name is {dice.word().capitalize()}.",
+            copying.sentence(dice),
+        ]
+    )
 
 
 def conversation(seed: int, index: int, task: Task | None = None, unseen: bool = False) -> Sample:
@@ -95,7 +192,12 @@ def conversation(seed: int, index: int, task: Task | None = None, unseen: bool =
 def dress(sample: Sample, dice: Dice) -> Sample:
     """Thinking on or off, at times a system prompt, earlier turns or /no_think."""
     messages = sample.messages
-    long = sample.kind in ("needle", "tool_result", "tool_next", "last_message") or sample.kind.endswith(("recall", "told"))
+    long = sample.kind in (
+        "needle",
+        "tool_result",
+        "tool_next",
+        "last_message",
+    ) or sample.kind.endswith(("recall", "told"))
     if not long and messages[0]["role"] == "user" and dice.chance(0.2):
         earlier: list[Message] = []
         for _ in range(dice.pick([1, 1, 2, 3])):

@@ -26,21 +26,40 @@ class Config:
     def as_json(self, eos: int, pad: int) -> dict[str, object]:
         """config.json as transformers reads it."""
         return {
-            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": self.vocabulary,
-            "hidden_size": self.hidden, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim, "intermediate_size": self.ffn,
-            "hidden_act": "silu", "max_position_embeddings": self.context, "rope_theta": self.theta,
-            "rope_scaling": None, "rms_norm_eps": self.eps, "attention_bias": False, "attention_dropout": 0.0,
-            "tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": None,
-            "max_window_layers": self.layers, "initializer_range": 0.02, "use_cache": True,
-            "bos_token_id": pad, "eos_token_id": eos, "torch_dtype": "bfloat16",
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.ffn,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.context,
+            "rope_theta": self.theta,
+            "rope_scaling": None,
+            "rms_norm_eps": self.eps,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": True,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "max_window_layers": self.layers,
+            "initializer_range": 0.02,
+            "use_cache": True,
+            "bos_token_id": pad,
+            "eos_token_id": eos,
+            "torch_dtype": "bfloat16",
         }
 
 
 MAIN = Config(hidden=256, layers=6, heads=4, kv_heads=2, ffn=768)
 DRAFT = Config(hidden=128, layers=2, heads=2, kv_heads=1, ffn=384)
 
-Cache = list[tuple[Tensor, Tensor]]  # for each layer: keys, values [batch, kv_heads, length, head_dim]
+Cache = list[
+    tuple[Tensor, Tensor]
+]  # for each layer: keys, values [batch, kv_heads, length, head_dim]
 
 
 class RMSNorm(nn.Module):
@@ -81,8 +100,13 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(self.dim, config.eps)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | BlockMask,
-        cache: tuple[Tensor, Tensor] | None, places: Tensor | None,
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | BlockMask,
+        cache: tuple[Tensor, Tensor] | None,
+        places: Tensor | None,
     ) -> Tensor:
         batch, length, _ = x.shape
         q = self.q_proj(x).view(batch, length, -1, self.dim)
@@ -99,7 +123,8 @@ class Attention(nn.Module):
             y = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+        return out
 
 
 class MLP(nn.Module):
@@ -110,7 +135,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.ffn, config.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -122,11 +148,17 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.eps)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | BlockMask,
-        cache: tuple[Tensor, Tensor] | None = None, places: Tensor | None = None,
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | BlockMask,
+        cache: tuple[Tensor, Tensor] | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask, cache, places)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Body(nn.Module):
@@ -150,15 +182,20 @@ class Qwen3(nn.Module):
                 nn.init.normal_(weight, std=0.1 * weight.shape[1] ** -0.5)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | BlockMask,
-        cache: Cache | None = None, places: Tensor | None = None,
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | BlockMask,
+        cache: Cache | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
         """The last hidden states, after the final norm."""
         x = self.model.embed_tokens(tokens)
         cos, sin = rotary(positions, self.config)
         for number, layer in enumerate(self.model.layers):
             x = layer(x, cos, sin, mask, cache[number] if cache else None, places)
-        return self.model.norm(x)
+        out: Tensor = self.model.norm(x)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight)
@@ -180,8 +217,9 @@ def dense_mask(docs: Tensor) -> Tensor:
 
 
 class DocumentMask:
-    """The same mask in blocks of 128, for flex_attention. One buffer serves every batch, so that the
-    compiled code sees one mask function."""
+    """The same mask in blocks of 128, for flex_attention.
+
+    One buffer serves every batch, so that the compiled code sees one mask function."""
 
     def __init__(self, rows: int, length: int, device: torch.device) -> None:
         self.docs = torch.zeros(rows, length, dtype=torch.int32, device=device)
@@ -202,7 +240,8 @@ class DocumentMask:
         part_count, part = _ordered(reach & ~full)
         full_count, full_index = _ordered(full)
         return BlockMask.from_kv_blocks(
-            part_count, part, full_count, full_index, BLOCK_SIZE=128, mask_mod=self.inside)
+            part_count, part, full_count, full_index, BLOCK_SIZE=128, mask_mod=self.inside
+        )
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,14 @@
-"""Muon for the matrices: momentum made orthogonal by Newton-Schulz steps, all of a shape at once."""
+"""Muon for the matrices: momentum made orthogonal by Newton-Schulz steps, shape by shape."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
@@ -18,16 +23,21 @@ def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = y @ y.mT
         y = _A * y + (_B * gram + _C * gram @ gram) @ y
-    return y.mT if tall else y
+    result: Tensor = y.mT if tall else y
+    return result
 
 
 class Muon:
-    def __init__(self, weights: list[Tensor], lr: float, momentum: float = 0.95, decay: float = 0.01) -> None:
+    def __init__(
+        self, weights: Sequence[Tensor], lr: float, momentum: float = 0.95, decay: float = 0.01
+    ) -> None:
         self.lr, self.momentum, self.decay = lr, momentum, decay
         shapes: dict[tuple[int, ...], list[Tensor]] = {}
         for weight in weights:
             shapes.setdefault(tuple(weight.shape), []).append(weight)
-        self.groups = [(group, torch.zeros_like(torch.stack(list(group)))) for group in shapes.values()]
+        self.groups = [
+            (group, torch.zeros_like(torch.stack(list(group)))) for group in shapes.values()
+        ]
 
     @torch.no_grad()
     def step(self, scale: float) -> None:

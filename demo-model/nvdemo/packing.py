@@ -11,17 +11,19 @@ import multiprocessing
 import os
 import queue
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from multiprocessing.queues import Queue
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from nvdemo.mix import conversation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.queues import Queue
+    from pathlib import Path
 
 ROWS = 64
 LENGTH = 2048
@@ -34,11 +36,15 @@ Block = dict[str, np.ndarray[Any, Any]]
 
 @dataclass
 class Row:
-    docs: list[tuple[list[int], int]] = field(default_factory=list)  # (tokens, length of the prompt)
+    docs: list[tuple[list[int], int]] = field(
+        default_factory=list
+    )  # (tokens, length of the prompt)
     used: int = 0
 
 
-def encode_samples(tokenizer: Tokenizer, seed: int, start: int, count: int) -> list[tuple[list[int], int]]:
+def encode_samples(
+    tokenizer: Tokenizer, seed: int, start: int, count: int
+) -> list[tuple[list[int], int]]:
     """Samples as tokens, with the length of the prompt; the ones that do not fit are left out."""
     texts: list[str] = []
     for index in range(start, start + count):
@@ -46,7 +52,11 @@ def encode_samples(tokenizer: Tokenizer, seed: int, start: int, count: int) -> l
         texts += [sample.prompt(), sample.completion()]
     encoded = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     pairs = [(encoded[i].ids, encoded[i + 1].ids) for i in range(0, len(texts), 2)]
-    return [(prompt + answer, len(prompt)) for prompt, answer in pairs if len(prompt) + len(answer) <= LENGTH]
+    return [
+        (prompt + answer, len(prompt))
+        for prompt, answer in pairs
+        if len(prompt) + len(answer) <= LENGTH
+    ]
 
 
 def build_block(rows: list[Row]) -> Block:
@@ -61,7 +71,9 @@ def build_block(rows: list[Row]) -> Block:
             size = len(ids) - 1
             tokens[r, at : at + size] = ids[:-1]
             docs[r, at : at + size] = number
-            where.append(np.arange(r * LENGTH + at + prompt - 1, r * LENGTH + at + size, dtype=np.int32))
+            where.append(
+                np.arange(r * LENGTH + at + prompt - 1, r * LENGTH + at + size, dtype=np.int32)
+            )
             target.append(np.asarray(ids[prompt:], dtype=np.int16))
             at += size
         docs[r, at:] = len(row.docs)
@@ -76,7 +88,9 @@ def build_block(rows: list[Row]) -> Block:
     }
 
 
-def blocks(tokenizer: Tokenizer, seed: int, worker: int, workers: int, rows: int = ROWS) -> Iterator[Block]:
+def blocks(
+    tokenizer: Tokenizer, seed: int, worker: int, workers: int, rows: int = ROWS
+) -> Iterator[Block]:
     """This worker's share of the stream of samples, packed; never ends."""
     waiting = [Row() for _ in range(_OPEN_ROWS)]
     full: list[Row] = []
@@ -116,7 +130,9 @@ class Feed:
         self._ready: queue.Queue[dict[str, torch.Tensor]] = queue.Queue(maxsize=6)
         path = str(folder / "tokenizer.json")
         self._workers = [
-            context.Process(target=_work, args=(path, seed, i, workers, rows, self._blocks), daemon=True)
+            context.Process(
+                target=_work, args=(path, seed, i, workers, rows, self._blocks), daemon=True
+            )
             for i in range(workers)
         ]
         for process in self._workers:
@@ -128,11 +144,15 @@ class Feed:
     def _fetch(self, device: torch.device) -> None:
         while True:
             try:
-                block = {name: torch.from_numpy(array) for name, array in self._blocks.get().items()}
+                block = {
+                    name: torch.from_numpy(array) for name, array in self._blocks.get().items()
+                }
             except (EOFError, OSError):  # the queue was closed: training is over
                 return
             if device.type == "cuda":
-                block = {name: t.pin_memory().to(device, non_blocking=True) for name, t in block.items()}
+                block = {
+                    name: t.pin_memory().to(device, non_blocking=True) for name, t in block.items()
+                }
             self._ready.put(block)
 
     def next(self) -> dict[str, torch.Tensor]:

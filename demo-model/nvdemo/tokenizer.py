@@ -13,8 +13,8 @@ import argparse
 import ast
 import json
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import ByteLevel as ByteLevelProcessor
@@ -22,6 +22,9 @@ from tokenizers.trainers import BpeTrainer
 
 from nvdemo.lexicon.words import PIECES
 from nvdemo.mix import conversation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VOCABULARY = 4096
 CONTEXT = 2048
@@ -66,12 +69,16 @@ def corpus(samples: int) -> Iterator[str]:
 def train(samples: int, added: dict[str, dict[str, object]]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PATTERN), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False),
-    ])
-    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False)
-    tokenizer.post_processor = ByteLevelProcessor(add_prefix_space=False, trim_offsets=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = ByteLevelProcessor(
+        add_prefix_space=False, trim_offsets=False, use_regex=False
+    )
     trainer = BpeTrainer(
         vocab_size=VOCABULARY - len(added),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -88,7 +95,9 @@ def train(samples: int, added: dict[str, dict[str, object]]) -> Tokenizer:
     return tokenizer
 
 
-def write(tokenizer: Tokenizer, config: dict[str, object], added: list[dict[str, object]], out: Path) -> None:
+def write(
+    tokenizer: Tokenizer, config: dict[str, object], added: list[dict[str, object]], out: Path
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(out / "tokenizer.json"))
     entries = {str(tokenizer.token_to_id(str(entry["content"]))): entry for entry in added}
@@ -106,8 +115,12 @@ def write_pieces(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--qwen3", type=Path, required=True, help="folder with Qwen3's tokenizer_config.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--qwen3", type=Path, required=True, help="folder with Qwen3's tokenizer_config.json"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=20_000)
     args = parser.parse_args()
@@ -115,7 +128,9 @@ def main() -> None:
     added = config["added_tokens_decoder"]
     tokenizer = train(args.samples, added)
     if tokenizer.get_vocab_size() != VOCABULARY:
-        raise SystemExit(f"the vocabulary has {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
+        raise SystemExit(
+            f"the vocabulary has {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}"
+        )
     write(tokenizer, config, list(added.values()), args.out)
     write_pieces(tokenizer, PIECES)
 

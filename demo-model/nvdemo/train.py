@@ -29,8 +29,9 @@ _WARM_UP, _DECAY = 0.02, 0.55  # shares of the time
 _LOG_EVERY, _SAVE_EVERY = 25, 100.0  # steps, seconds
 
 
-def head_losses(hidden: Tensor, draft_hidden: Tensor, embed: Tensor, draft_embed: Tensor, target: Tensor
-                ) -> tuple[Tensor, Tensor]:
+def head_losses(
+    hidden: Tensor, draft_hidden: Tensor, embed: Tensor, draft_embed: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the main model against the text, of the draft against the main model."""
     counted = (target >= 0).float()
     logits = F.linear(hidden, embed).float()
@@ -54,8 +55,9 @@ class Trainer:
         matrices = [w for name, w in named if w.ndim == 2 and "embed" not in name]
         others = [w for name, w in named if w.ndim == 1 or "embed" in name]
         self.muon = Muon(matrices, lr=0.02)
-        self.adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0,
-                                      fused=device.type == "cuda")
+        self.adam = torch.optim.AdamW(
+            others, lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0, fused=device.type == "cuda"
+        )
         self.head = head_losses
         self.mask = DocumentMask(rows, LENGTH, device)
         if device.type == "cuda":
@@ -64,7 +66,9 @@ class Trainer:
             self.head = torch.compile(head_losses, dynamic=False)
 
     def step(self, block: dict[str, Tensor], scale: float) -> tuple[Tensor, Tensor]:
-        tokens, docs, where, target = (block[name].long() for name in ("tokens", "docs", "where", "target"))
+        tokens, docs, where, target = (
+            block[name].long() for name in ("tokens", "docs", "where", "target")
+        )
         cuda = self.device.type == "cuda"
         mask = self.mask.of(docs) if cuda else dense_mask(docs)
         positions = positions_of(docs)
@@ -72,9 +76,13 @@ class Trainer:
             hidden = self.main(tokens, positions, mask).flatten(0, 1)[where]
             draft_hidden = self.draft(tokens, positions, mask).flatten(0, 1)[where]
             main_loss, draft_loss = self.head(
-                hidden, draft_hidden, self.main.model.embed_tokens.weight,
-                self.draft.model.embed_tokens.weight, target)
-        (main_loss + draft_loss).backward()
+                hidden,
+                draft_hidden,
+                self.main.model.embed_tokens.weight,
+                self.draft.model.embed_tokens.weight,
+                target,
+            )
+        torch.autograd.backward(main_loss + draft_loss)
         self.muon.step(scale)
         for group in self.adam.param_groups:
             group["lr"] = 3e-3 * scale
@@ -98,7 +106,9 @@ def train(trainer: Trainer, feed: Feed, tokenizer: Tokenizer, minutes: float, ou
     begin = saved = time.monotonic()
     with (out / "loss.csv").open("w", newline="", encoding="utf-8") as file:
         curve = csv.writer(file)
-        curve.writerow(["step", "seconds", "tokens", "loss", "draft_loss", "scale", "blocks_waiting"])
+        curve.writerow(
+            ["step", "seconds", "tokens", "loss", "draft_loss", "scale", "blocks_waiting"]
+        )
         step, progress = 0, 0.0
         while progress < 1.0:
             main_loss, draft_loss = trainer.step(feed.next(), schedule(progress))
@@ -106,8 +116,14 @@ def train(trainer: Trainer, feed: Feed, tokenizer: Tokenizer, minutes: float, ou
             if step % _LOG_EVERY == 0:
                 values = [float(main_loss), float(draft_loss)]  # waits for the device
                 seconds = time.monotonic() - begin
-                row = [step, round(seconds, 1), step * tokens_a_step, *[round(v, 4) for v in values],
-                       round(schedule(progress), 4), feed.waiting()]
+                row = [
+                    step,
+                    round(seconds, 1),
+                    step * tokens_a_step,
+                    *[round(v, 4) for v in values],
+                    round(schedule(progress), 4),
+                    feed.waiting(),
+                ]
                 curve.writerow(row)
                 file.flush()
                 if step % (_LOG_EVERY * 10) == 0 or step == _LOG_EVERY:
@@ -124,15 +140,21 @@ def build(config: Config, folder: Path | None, device: torch.device) -> Qwen3:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, required=True, help="time to train, without compiling")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, required=True, help="time to train, without compiling"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=Path("../nvcli/demo"))
     parser.add_argument("--resume", type=Path, help="an earlier OUT to start from")
     parser.add_argument("--seed", type=int, default=1, help="of the text and the first weights")
     parser.add_argument("--rows", type=int, default=ROWS, help="rows of 2,048 tokens a step")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--count", type=int, default=200, help="questions for each task of the evaluation")
+    parser.add_argument(
+        "--count", type=int, default=200, help="questions for each task of the evaluation"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     feed = Feed(args.tokenizer, args.seed, args.workers, args.rows)
@@ -141,15 +163,23 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
     resume = args.resume
-    trainer = Trainer(build(MAIN, resume and resume / "main", device),
-                      build(DRAFT, resume and resume / "draft", device), device, args.rows)
+    trainer = Trainer(
+        build(MAIN, resume and resume / "main", device),
+        build(DRAFT, resume and resume / "draft", device),
+        device,
+        args.rows,
+    )
     feed.start(device)
     train(trainer, feed, tokenizer, args.minutes, args.out)
     feed.close()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     begin = time.monotonic()
-    rows, examples = evaluate(weights.load(args.out / "main", device, dtype),
-                              weights.load(args.out / "draft", device, dtype), tokenizer, args.count)
+    rows, examples = evaluate(
+        weights.load(args.out / "main", device, dtype),
+        weights.load(args.out / "draft", device, dtype),
+        tokenizer,
+        args.count,
+    )
     write(rows, examples, args.out)
     print(f"evaluated in {time.monotonic() - begin:.0f} s\n\n{table(rows)}", flush=True)
 

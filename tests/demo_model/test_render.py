@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import pytest
-from nvdemo.chat import Sample
 from nvdemo.mix import MIX, Task, conversation
+
+if TYPE_CHECKING:
+    from nvdemo.chat import Sample
 
 DEMO = Path(__file__).parents[2] / "nvcli" / "demo"
 
@@ -24,7 +26,11 @@ def template() -> jinja2.Template:
 
 def final_turn(sample: Sample) -> dict[str, Any]:
     thought = sample.thought if sample.thinking and not sample.switched_off else ""
-    turn: dict[str, Any] = {"role": "assistant", "content": sample.answer, "reasoning_content": thought}
+    turn: dict[str, Any] = {
+        "role": "assistant",
+        "content": sample.answer,
+        "reasoning_content": thought,
+    }
     return {**turn, "tool_calls": sample.calls} if sample.calls else turn
 
 
@@ -34,7 +40,11 @@ def test_render_equals_template(task: Task, template: jinja2.Template) -> None:
         sample = conversation(11, index, task)
         tools = sample.tools or None
         prompt = template.render(
-            messages=sample.messages, tools=tools, add_generation_prompt=True, enable_thinking=sample.thinking)
+            messages=sample.messages,
+            tools=tools,
+            add_generation_prompt=True,
+            enable_thinking=sample.thinking,
+        )
         assert sample.prompt() == prompt
         whole = template.render(messages=[*sample.messages, final_turn(sample)], tools=tools)
         assert sample.prompt() + sample.completion() + "\n" == whole

@@ -69,13 +69,47 @@ for _continent, _rows in _TABLE.items():
 
 # The countries that most people ask about; drawn more often.
 FAMILIAR = [
-    row for row in COUNTRIES
-    if row[0] in {
-        "France", "Germany", "Italy", "Spain", "England", "the United Kingdom", "the UK", "Japan",
-        "China", "India", "Canada", "the United States", "the USA", "Brazil", "Australia",
-        "Mexico", "Russia", "Poland", "Sweden", "Norway", "Austria", "Switzerland", "Egypt",
-        "Greece", "Turkey", "Portugal", "the Netherlands", "Belgium", "Denmark", "Finland",
-        "Ireland", "South Korea", "Argentina", "Kenya", "Nigeria", "Ukraine", "New Zealand",
+    row
+    for row in COUNTRIES
+    if row[0]
+    in {
+        "France",
+        "Germany",
+        "Italy",
+        "Spain",
+        "England",
+        "the United Kingdom",
+        "the UK",
+        "Japan",
+        "China",
+        "India",
+        "Canada",
+        "the United States",
+        "the USA",
+        "Brazil",
+        "Australia",
+        "Mexico",
+        "Russia",
+        "Poland",
+        "Sweden",
+        "Norway",
+        "Austria",
+        "Switzerland",
+        "Egypt",
+        "Greece",
+        "Turkey",
+        "Portugal",
+        "the Netherlands",
+        "Belgium",
+        "Denmark",
+        "Finland",
+        "Ireland",
+        "South Korea",
+        "Argentina",
+        "Kenya",
+        "Nigeria",
+        "Ukraine",
+        "New Zealand",
     }
 ]
 # One country for each capital, for the question the other way round.

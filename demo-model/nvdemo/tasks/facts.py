@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nvdemo.chat import Sample, one
-from nvdemo.dice import Dice
 from nvdemo.lexicon import words as w
 from nvdemo.lexicon.world import COUNTRIES, FAMILIAR, HOME_OF
+
+if TYPE_CHECKING:
+    from nvdemo.dice import Dice
 
 _ANTONYMS: dict[str, str] = {}
 for _left, _right in w.OPPOSITES:
@@ -36,127 +40,192 @@ def capital(dice: Dice) -> Sample:
     asked = dice.pick([country, country, bare])
     if dice.chance(0.08):
         asked = dice.slip(asked)
-    question = dice.user(
-        ASK_CAPITAL,
-        fold=True, c=asked)
-    return one("capital", question, f"The capital of {country} is {city}.",
-               f"The capital of {country}: {city}.", check="contains", expected=city)
+    question = dice.user_any_case(ASK_CAPITAL, c=asked)
+    return one(
+        "capital",
+        question,
+        f"The capital of {country} is {city}.",
+        f"The capital of {country}: {city}.",
+        check="contains",
+        expected=city,
+    )
 
 
 def capital_of(dice: Dice) -> Sample:
     _, city, _ = dice.pick(FAMILIAR if dice.chance(0.4) else COUNTRIES)
     country = HOME_OF[city]
-    question = dice.user(
-        "[{c} is the capital of which country?|Which country has the capital {c}?|What country is {c}"
-        " the capital of?|Which country's capital is {c}?|{c} is the capital of|of which country is "
+    question = dice.user_any_case(
+        "[{c} is the capital of which country?|Which country has the capital {c}?|What country "
+        "is {c}"
+        " the capital of?|Which country's capital is {c}?|{c} is the capital of|of which country "
+        "is "
         "{c} the capital?|In which country is {c}?|Where is {c}?|Which country is {c} in?]",
-        fold=True, c=city)
-    return one("capital_of", question, f"{city} is the capital of {country}.",
-               f"{city} is in {country}.", check="contains", expected=country)
+        c=city,
+    )
+    return one(
+        "capital_of",
+        question,
+        f"{city} is the capital of {country}.",
+        f"{city} is in {country}.",
+        check="contains",
+        expected=country,
+    )
 
 
 def continent(dice: Dice) -> Sample:
     country, _, place = dice.pick(COUNTRIES)
-    question = dice.user(
-        "[Which continent is {c} in?|On which continent is {c}?|What continent is {c} on?|where is {c}"
+    question = dice.user_any_case(
+        "[Which continent is {c} in?|On which continent is {c}?|What continent is {c} on?|where "
+        "is {c}"
         "?|Where in the world is {c}?|{c} is on which continent?|continent of {c}|Where is {c} "
-        "located?]", fold=True, c=country)
+        "located?]",
+        c=country,
+    )
     name = country[0].upper() + country[1:]
     return one("continent", question, f"{name} is in {place}.", f"The continent of {country}.")
 
 
 def opposite(dice: Dice) -> Sample:
     word = dice.pick(list(_ANTONYMS))
-    question = dice.user(
-        "[What is the opposite of {x}?|opposite of {x}|What's the opposite of {x}?|{x}: opposite?|Tell"
-        " me the opposite of {x}.|antonym of {x}|Give me an antonym for {x}.|the opposite of {x} is|"
+    question = dice.user_any_case(
+        "[What is the opposite of {x}?|opposite of {x}|What's the opposite of {x}?|{x}: "
+        "opposite?|Tell"
+        " me the opposite of {x}.|antonym of {x}|Give me an antonym for {x}.|the opposite of {x} "
+        "is|"
         "What is the contrary of {x}?|what word is the opposite of {x}?|{x}\n\nopposite?]",
-        fold=True, x=dice.pick([word, word, f'"{word}"', f"'{word}'"]))
-    return one("opposite", question, f"The opposite of {word} is {_ANTONYMS[word]}.",
-               f"{word} and {_ANTONYMS[word]} are opposites.")
+        x=dice.pick([word, word, f'"{word}"', f"'{word}'"]),
+    )
+    return one(
+        "opposite",
+        question,
+        f"The opposite of {word} is {_ANTONYMS[word]}.",
+        f"{word} and {_ANTONYMS[word]} are opposites.",
+    )
 
 
 def sound(dice: Dice) -> Sample:
     animal = dice.pick(list(w.SOUNDS))
     question = dice.user(
-        "[What sound does {x} make?|What does {x} say?|Which sound does {x} make?|What noise does {x} "
-        "make?|how does {x} sound?|what sound do you hear from {x}?|the sound of {x}|sound of {x}?]",
-        x=dice.pick([article(animal), article(animal), f"the {animal}"]))
+        "[What sound does {x} make?|What does {x} say?|Which sound does {x} make?|What noise "
+        "does {x} "
+        "make?|how does {x} sound?|what sound do you hear from {x}?|the sound of {x}|sound of "
+        "{x}?]",
+        x=dice.pick([article(animal), article(animal), f"the {animal}"]),
+    )
     start = article(animal)
-    return one("sound", question, f"{start[0].upper()}{start[1:]} says {w.SOUNDS[animal]}.",
-               f"The sound of {article(animal)}.")
+    return one(
+        "sound",
+        question,
+        f"{start[0].upper()}{start[1:]} says {w.SOUNDS[animal]}.",
+        f"The sound of {article(animal)}.",
+    )
 
 
 def baby(dice: Dice) -> Sample:
     animal = dice.pick(list(w.BABIES))
     question = dice.user(
         "[What is a baby {x} called?|What do you call a young {x}?|What is the name of a baby {x}?|"
-        "baby {x}?|how do you call a baby {x}?|a young {x} is called]", x=animal)
-    return one("baby", question, f"A baby {animal} is called {article(w.BABIES[animal])}.",
-               f"The young of {article(animal)}.")
+        "baby {x}?|how do you call a baby {x}?|a young {x} is called]",
+        x=animal,
+    )
+    return one(
+        "baby",
+        question,
+        f"A baby {animal} is called {article(w.BABIES[animal])}.",
+        f"The young of {article(animal)}.",
+    )
 
 
 def home(dice: Dice) -> Sample:
     animal = dice.pick(list(w.HOMES))
     question = dice.user(
-        "[Where does {x} live?|What is the home of {x} called?|Where do you find {x}?|in what does {x} "
-        "live?|home of {x}?]", x=article(animal))
+        "[Where does {x} live?|What is the home of {x} called?|Where do you find {x}?|in what "
+        "does {x} "
+        "live?|home of {x}?]",
+        x=article(animal),
+    )
     start = article(animal)
-    return one("home", question,
-               f"{start[0].upper()}{start[1:]} lives in {article(w.HOMES[animal])}."
-               .replace("a water", "water"), f"The home of {article(animal)}.")
+    return one(
+        "home",
+        question,
+        f"{start[0].upper()}{start[1:]} lives in {article(w.HOMES[animal])}.".replace(
+            "a water", "water"
+        ),
+        f"The home of {article(animal)}.",
+    )
 
 
 def legs(dice: Dice) -> Sample:
     animal = dice.pick(list(w.LEGS))
     question = dice.user(
-        "[How many legs does {x} have?|how many legs has {x}?|number of legs of {x}|How many legs are "
-        "on {x}?|legs of {x}?]", x=article(animal))
+        "[How many legs does {x} have?|how many legs has {x}?|number of legs of {x}|How many "
+        "legs are "
+        "on {x}?|legs of {x}?]",
+        x=article(animal),
+    )
     start = article(animal)
-    return one("legs", question, f"{start[0].upper()}{start[1:]} has {w.LEGS[animal]} legs.",
-               f"The legs of {article(animal)}.")
+    return one(
+        "legs",
+        question,
+        f"{start[0].upper()}{start[1:]} has {w.LEGS[animal]} legs.",
+        f"The legs of {article(animal)}.",
+    )
 
 
 def colour(dice: Dice) -> Sample:
     thing = dice.pick(list(w.COLOUR_OF))
     question = dice.user(
         "[What colour is|What color is|Which colour has|what is the colour of|what is the color of|"
-        "tell me the colour of] [the |a |]{x}[?|]", x=thing)
+        "tell me the colour of] [the |a |]{x}[?|]",
+        x=thing,
+    )
     if thing in {"blood", "coal", "milk", "salt", "snow", "grass", "chocolate"}:
         subject = thing.capitalize()
     elif thing in {"sky", "sun", "night"}:
         subject = f"The {thing}"
     else:
         subject = article(thing)[0].upper() + article(thing)[1:]
-    return one("colour", question, f"{subject} is {w.COLOUR_OF[thing]}.",
-               f"The colour of {thing}.")
+    return one("colour", question, f"{subject} is {w.COLOUR_OF[thing]}.", f"The colour of {thing}.")
 
 
 def comparison(dice: Dice) -> Sample:
-    scale, more, less = dice.pick([
-        (w.SIZES, "bigger", "smaller"), (w.SIZES, "larger", "smaller"),
-        (w.WEIGHTS, "heavier", "lighter"), (w.SPEEDS, "faster", "slower"),
-    ])
+    scale, more, less = dice.pick(
+        [
+            (w.SIZES, "bigger", "smaller"),
+            (w.SIZES, "larger", "smaller"),
+            (w.WEIGHTS, "heavier", "lighter"),
+            (w.SPEEDS, "faster", "slower"),
+        ]
+    )
     low = dice.number(0, len(scale) - 3)
     high = dice.number(low + 2, len(scale) - 1)
-    asked, winner, loser = dice.pick([(more, scale[high], scale[low]),
-                                      (less, scale[low], scale[high])])
+    asked, winner, loser = dice.pick(
+        [(more, scale[high], scale[low]), (less, scale[low], scale[high])]
+    )
     first, second = dice.pick([(winner, loser), (loser, winner)])
     if dice.chance(0.6):
         question = dice.user(
             "[Which is|What is|Who is|which one is|tell me what is] {q}[?|]",
             q=f"{asked}{dice.pick([', ', ': ', ' - ', ' ', '? '])}{article(first)} or "
-              f"{article(second)}")
+            f"{article(second)}",
+        )
         answer = f"{article(winner)} is {asked} than {article(loser)}."
-        return one("comparison", question, answer[0].upper() + answer[1:],
-                   f"{article(winner)} is {asked}.")
-    question = dice.user("[Is|is it true that|Would you say that] {q}[?|]",
-                         q=f"{article(first)} {asked} than {article(second)}")
+        return one(
+            "comparison", question, answer[0].upper() + answer[1:], f"{article(winner)} is {asked}."
+        )
+    question = dice.user(
+        "[Is|is it true that|Would you say that] {q}[?|]",
+        q=f"{article(first)} {asked} than {article(second)}",
+    )
     if not question.lower().startswith("is "):
         question = question.replace(f"{article(first)} {asked}", f"{article(first)} is {asked}")
     verdict = "Yes" if first == winner else "No"
-    return one("comparison", question, f"{verdict}, {article(winner)} is {asked} than "
-               f"{article(loser)}.", f"{article(winner)} is {asked}.")
+    return one(
+        "comparison",
+        question,
+        f"{verdict}, {article(winner)} is {asked} than {article(loser)}.",
+        f"{article(winner)} is {asked}.",
+    )
 
 
 def number_compare(dice: Dice) -> Sample:
@@ -167,105 +236,13 @@ def number_compare(dice: Dice) -> Sample:
     winner, loser = (max(first, second), min(first, second))
     if not big:
         winner, loser = loser, winner
-    question = dice.user("[Which is|What is|which number is|tell me which is] {q}[?|]",
-                         q=f"{asked}, {first} or {second}")
-    return one("number_compare", question, f"{winner} is {asked} than {loser}.",
-               f"{min(first, second)} < {max(first, second)}.")
-
-
-def calendar(dice: Dice) -> Sample:
-    names, noun, of = dice.pick([(w.DAYS, "day", "the week"), (w.MONTHS, "month", "the year"),
-                                 (w.MONTHS, "month", "the year")])
-    at = dice.number(0, len(names) - 1)
-    after, before = names[(at + 1) % len(names)], names[at - 1]
-    roll = dice.random()
-    if roll < 0.3:
-        question = dice.user(
-            "[What comes after {x}?|What is after {x}?|Which one comes after {x}?|what follows {x}?|"
-            "after {x} comes]", fold=True, x=names[at])
-        return one("calendar", question, f"{after} comes after {names[at]}.",
-                   f"After {names[at]}: {after}.")
-    if roll < 0.55:
-        question = dice.user(
-            "[What comes before {x}?|What is before {x}?|Which one comes before {x}?|what is just "
-            "before {x}?|before {x} comes]", fold=True, x=names[at])
-        return one("calendar", question, f"{before} comes before {names[at]}.",
-                   f"Before {names[at]}: {before}.")
-    if roll < 0.75 and at < 10:
-        question = dice.user("[What is|Which is|What's|tell me|name] the {x}[?|.|]",
-                             x=f"{w.ORDINALS[at]} {noun} of {of}")
-        return one("calendar", question, f"The {w.ORDINALS[at]} {noun} of {of} is {names[at]}.",
-                   f"Number {at + 1} of the {noun}s.")
-    if roll < 0.9:
-        month = dice.number(0, 11)
-        question = dice.user(
-            "[How many days does {x} have?|How many days are in {x}?|how many days has {x}?|days in "
-            "{x}]", fold=True, x=w.MONTHS[month])
-        leap = " (29 in a leap year)" if month == 1 else ""
-        return one("calendar", question,
-                   f"{w.MONTHS[month]} has {w.MONTH_DAYS[month]} days{leap}.",
-                   f"The days of {w.MONTHS[month]}.")
-    subject, items = dice.pick([("days of the week", w.DAYS), ("months of the year", w.MONTHS),
-                                ("seasons", w.SEASONS), ("planets", w.PLANETS)])
     question = dice.user(
-        "[List the|Name the|What are the|tell me the|write the|give me all|all] {x}[.|?|]",
-        fold=True, x=subject)
-    return one("calendar", question, ", ".join(items), f"The {subject}.")
-
-
-def alphabet(dice: Dice) -> Sample:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    if dice.chance(0.3):
-        question = dice.user("[List|Say|Write|Tell me|give me|what is|recite] the [alphabet|letters of the alphabet][.|?|]")
-        return one("alphabet", question, ", ".join(letters), "The alphabet.")
-    at = dice.number(0, 25)
-    if dice.chance(0.5):
-        at = dice.pick([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 25])
-        name = "last" if at == 25 else w.ORDINALS[at]
-        question = dice.user("[What is|Which is|tell me|name] the {x} letter of the alphabet[?|]", x=name)
-        return one("alphabet", question, f"The {name} letter of the alphabet is {letters[at]}.", "a, b, c, ...")
-    step = dice.pick([1, -1])
-    if not 0 <= at + step <= 25:
-        step = -step
-    side = "after" if step > 0 else "before"
-    question = dice.user("[Which letter comes|What letter is|letter] {x}[?|]", x=f"{side} {dice.pick([letters[at], letters[at].upper()])}")
-    return one("alphabet", question, f"{letters[at + step]} comes {side} {letters[at]}.", f"{side} {letters[at]}: {letters[at + step]}.")
-
-
-def grammar(dice: Dice) -> Sample:
-    if dice.chance(0.5):
-        word = dice.pick(list(w.PLURAL_OF))
-        question = dice.user(
-            "[What is the plural of {x}?|plural of {x}|Give the plural of {x}.|one {x}, two|What's the "
-            "plural of {x}?|{x}: plural?]", x=word)
-        return one("plural", question, f"The plural of {word} is {w.PLURAL_OF[word]}.",
-                   f"One {word}, two {w.PLURAL_OF[word]}.")
-    word = dice.pick(list(w.PAST_OF))
-    question = dice.user(
-        "[What is the past tense of {x}?|past tense of {x}|Give the past tense of {x}.|the past of {x}?"
-        "|What's the simple past of {x}?|{x}: past tense?]", x=word)
-    return one("past", question, f"The past tense of {word} is {w.PAST_OF[word]}.",
-               f"Today I {word}, yesterday I {w.PAST_OF[word]}.")
-
-
-def translation(dice: Dice) -> Sample:
-    word = dice.pick(list(w.TRANSLATIONS))
-    at = dice.number(0, 3)
-    quoted = dice.pick([word, word, f'"{word}"', f"'{word}'"])
-    language = w.LANGUAGES[at]
-    question = dice.user(
-        "[Translate {x}.|How do you say {x}?|what is {x}?|say {x}|translate: {x}|I need {x}.|word for "
-        "{x}]", x=f"{quoted} {dice.pick(['to', 'into', 'in'])} {language}")
-    return one("translation", question, f"{word} in {language} is: {w.TRANSLATIONS[word][at]}",
-               f"The {language} word for {word}.")
-
-
-def category_of(dice: Dice) -> Sample:
-    category = dice.pick(["animal", "fruit", "vegetable", "colour", "job"])
-    word = dice.pick([x for x in w.CATEGORIES[category]
-                      if sum(x in group for group in w.CATEGORIES.values()) == 1])
-    asked = category if dice.chance(0.5) else dice.pick(["animal", "fruit", "colour", "job"])
-    question = dice.user("[Is|is] {x}[?|]", x=f"{word} {article(asked)}")
-    verdict = "Yes" if asked == category else "No"
-    return one("category", question, f"{verdict}, {word} is {article(category)}.",
-               f"{word} is {article(category)}.")
+        "[Which is|What is|which number is|tell me which is] {q}[?|]",
+        q=f"{asked}, {first} or {second}",
+    )
+    return one(
+        "number_compare",
+        question,
+        f"{winner} is {asked} than {loser}.",
+        f"{min(first, second)} < {max(first, second)}.",
+    )

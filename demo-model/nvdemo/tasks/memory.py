@@ -2,60 +2,104 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nvdemo.chat import Message, Sample
-from nvdemo.dice import Dice
 from nvdemo.lexicon.people import PEOPLE, TOWNS
-from nvdemo.lexicon.words import ADJECTIVES, ANIMALS, COLOURS, FOODS, JOBS, OBJECTS, PLACES, VERBS
-from nvdemo.lexicon.world import COUNTRIES
+from nvdemo.lexicon.words import ANIMALS, COLOURS, FOODS, JOBS
 from nvdemo.tasks.copying import sentence
-from nvdemo.tasks.facts import article
+
+if TYPE_CHECKING:
+    from nvdemo.dice import Dice
 
 
 def _name(dice: Dice) -> str:
     return dice.own(PEOPLE) if dice.chance(0.5) else dice.word().capitalize()
 
 
-def _town(dice: Dice) -> str:
+def town(dice: Dice) -> str:
     return dice.own(TOWNS) if dice.chance(0.5) else dice.word().capitalize()
 
 
 # kind of fact: (how it is told, the reply, how it is asked, the answer)
 _FACTS: dict[str, tuple[str, str, str, str]] = {
-    "name": ("[My name is|I am|I'm|Call me|my name's|Hello, my name is|Hi, I'm|people call me|hey I am] "
-             "{x}[.|!|]", "Nice to meet you, {x}!",
-             "[What is my name?|What's my name?|Who am I?|Do you remember my name?|Tell me my name.|my name?|"
-             "What did I say my name was?|do you know my name|How am I called?|say my name|and what is my "
-             "name?|what was my name]", "Your name is {x}."),
-    "city": ("[I live in|I am from|My home is|I come from|my city is|I'm living in] {x}[.|!|]",
-             "{x}, I will remember that.",
-             "[Where do I live?|Which city do I live in?|Where am I from?|what is my city|where is my home?|"
-             "In which town do I live?]", "You live in {x}."),
-    "age": ("[I am|I'm] {x} years old[.|!|]", "{x} years, I will remember that.",
-            "[How old am I?|What is my age?|my age?|do you know how old I am|tell me my age]",
-            "You are {x} years old."),
-    "pet": ("[My {pet}'s name is|my {pet} is called|I have a {pet} called|I have a {pet} named] {x}[.|!|]",
-            "What a nice {pet}! I will remember {x}.",
-            "[What is the name of my {pet}?|What's my {pet} called?|my {pet}'s name?|Who is my {pet}?|How is "
-            "my {pet} called?]", "Your {pet} is called {x}."),
-    "colour": ("[My favourite colour is|My favorite color is|I like the colour|the colour I like best is] "
-               "{x}[.|!|]", "{x}, I will remember that.",
-               "[What is my favourite colour?|What's my favorite color?|which colour do I like?|my favourite "
-               "colour?|What colour do I like best?]", "Your favourite colour is {x}."),
-    "job": ("[I work as a|My job is|I am a] {x}[.|!|]", "{x}, I will remember that.",
-            "[What is my job?|What do I do for a living?|my job?|what do I work as?|What's my profession?]",
-            "Your job: {x}."),
-    "food": ("[My favourite food is|I like to eat|I love|my favorite food is] {x}[.|!|]",
-             "{x}, I will remember that.",
-             "[What is my favourite food?|What do I like to eat?|my favourite food?|what food do I like?]",
-             "Your favourite food is {x}."),
-    "number": ("[My lucky number is|Remember the number|the number is|My number is|please remember this number:]"
-               " {x}[.|]", "{x}, I will remember that.",
-               "[What is my number?|Which number did I tell you?|What was the number?|the number?|What is my "
-               "lucky number?|repeat the number]", "The number is {x}."),
-    "code": ("[The password is|The code word is|Remember this code:|the secret word is|My code is|remember the "
-             "word] {x}[.|]", "I will remember {x}.",
-             "[What is the password?|What is the code?|What was the code word?|what's the secret word?|tell me "
-             "the code|What did I ask you to remember?]", "It is {x}."),
+    "name": (
+        "[My name is|I am|I'm|Call me|my name's|Hello, my name is|Hi, I'm|people call me|hey I am] "
+        "{x}[.|!|]",
+        "Nice to meet you, {x}!",
+        "[What is my name?|What's my name?|Who am I?|Do you remember my name?|Tell me my name.|"
+        "my name?|"
+        "What did I say my name was?|do you know my name|How am I called?|say my name|and what "
+        "is my "
+        "name?|what was my name]",
+        "Your name is {x}.",
+    ),
+    "city": (
+        "[I live in|I am from|My home is|I come from|my city is|I'm living in] {x}[.|!|]",
+        "{x}, I will remember that.",
+        "[Where do I live?|Which city do I live in?|Where am I from?|what is my city|where is my "
+        "home?|"
+        "In which town do I live?]",
+        "You live in {x}.",
+    ),
+    "age": (
+        "[I am|I'm] {x} years old[.|!|]",
+        "{x} years, I will remember that.",
+        "[How old am I?|What is my age?|my age?|do you know how old I am|tell me my age]",
+        "You are {x} years old.",
+    ),
+    "pet": (
+        "[My {pet}'s name is|my {pet} is called|I have a {pet} called|I have a {pet} named] "
+        "{x}[.|!|]",
+        "What a nice {pet}! I will remember {x}.",
+        "[What is the name of my {pet}?|What's my {pet} called?|my {pet}'s name?|Who is my "
+        "{pet}?|How is "
+        "my {pet} called?]",
+        "Your {pet} is called {x}.",
+    ),
+    "colour": (
+        "[My favourite colour is|My favorite color is|I like the colour|the colour I like best is] "
+        "{x}[.|!|]",
+        "{x}, I will remember that.",
+        "[What is my favourite colour?|What's my favorite color?|which colour do I like?|my "
+        "favourite "
+        "colour?|What colour do I like best?]",
+        "Your favourite colour is {x}.",
+    ),
+    "job": (
+        "[I work as a|My job is|I am a] {x}[.|!|]",
+        "{x}, I will remember that.",
+        "[What is my job?|What do I do for a living?|my job?|what do I work as?|What's my "
+        "profession?]",
+        "Your job: {x}.",
+    ),
+    "food": (
+        "[My favourite food is|I like to eat|I love|my favorite food is] {x}[.|!|]",
+        "{x}, I will remember that.",
+        "[What is my favourite food?|What do I like to eat?|my favourite food?|what food do I "
+        "like?]",
+        "Your favourite food is {x}.",
+    ),
+    "number": (
+        "[My lucky number is|Remember the number|the number is|My number is|please remember this "
+        "number:]"
+        " {x}[.|]",
+        "{x}, I will remember that.",
+        "[What is my number?|Which number did I tell you?|What was the number?|the number?|What "
+        "is my "
+        "lucky number?|repeat the number]",
+        "The number is {x}.",
+    ),
+    "code": (
+        "[The password is|The code word is|Remember this code:|the secret word is|My code is|"
+        "remember the "
+        "word] {x}[.|]",
+        "I will remember {x}.",
+        "[What is the password?|What is the code?|What was the code word?|what's the secret "
+        "word?|tell me "
+        "the code|What did I ask you to remember?]",
+        "It is {x}.",
+    ),
 }
 
 
@@ -63,13 +107,17 @@ def _draw(dice: Dice, kind: str) -> str:
     if kind in ("name", "pet"):
         return _name(dice)
     if kind == "city":
-        return _town(dice)
+        return town(dice)
     if kind == "age":
         return str(dice.number(3, 99))
     if kind == "number":
         return str(dice.number(2, 99999))
     if kind == "code":
-        return dice.word() if dice.chance(0.5) else dice.string(4, 8, "abcdefghkmnpqrstuvwxyz0123456789")
+        return (
+            dice.word()
+            if dice.chance(0.5)
+            else dice.string(4, 8, "abcdefghkmnpqrstuvwxyz0123456789")
+        )
     return dice.pick({"colour": COLOURS, "job": JOBS, "food": FOODS}[kind])
 
 
@@ -84,8 +132,12 @@ def recall(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
     turns: list[tuple[str, str]] = []
     for kind, fact in facts.items():
         tell, reply, _, _ = _FACTS[kind]
-        turns.append((dice.user(tell.replace("{pet}", pet), x=fact),
-                      reply.replace("{pet}", pet).replace("{x}", fact)))
+        turns.append(
+            (
+                dice.user(tell.replace("{pet}", pet), x=fact),
+                reply.replace("{pet}", pet).replace("{x}", fact),
+            )
+        )
     if len(turns) > 1 and dice.chance(0.25):
         told = [question.rstrip(".!") for question, _ in turns]
         turns = [(". ".join(told) + ".", turns[-1][1])]
@@ -100,8 +152,14 @@ def recall(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
     _, _, ask, answer = _FACTS[kind]
     messages.append({"role": "user", "content": dice.user(ask.replace("{pet}", pet))})
     answer = answer.replace("{pet}", pet).replace("{x}", facts[kind])
-    return Sample("name_recall" if kind == "name" else "fact_recall", messages, answer,
-                  f"The user said: {facts[kind]}.", check="contains", expected=facts[kind])
+    return Sample(
+        "name_recall" if kind == "name" else "fact_recall",
+        messages,
+        answer,
+        f"The user said: {facts[kind]}.",
+        check="contains",
+        expected=facts[kind],
+    )
 
 
 def told(dice: Dice) -> Sample:
@@ -109,8 +167,12 @@ def told(dice: Dice) -> Sample:
     kind = dice.pick(list(_FACTS))
     pet, fact = dice.pick(ANIMALS), _draw(dice, kind)
     tell, reply, _, _ = _FACTS[kind]
-    return Sample("told", [{"role": "user", "content": dice.user(tell.replace("{pet}", pet), x=fact)}],
-                  reply.replace("{pet}", pet).replace("{x}", fact), f"The user says: {fact}.")
+    return Sample(
+        "told",
+        [{"role": "user", "content": dice.user(tell.replace("{pet}", pet), x=fact)}],
+        reply.replace("{pet}", pet).replace("{x}", fact),
+        f"The user says: {fact}.",
+    )
 
 
 def unknown_fact(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
@@ -121,7 +183,9 @@ def unknown_fact(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
         messages.append({"role": "user", "content": question})
         messages.append({"role": "assistant", "content": reply})
     messages.append({"role": "user", "content": dice.user(_FACTS[kind][2])})
-    return Sample("not_told", messages, "You have not told me that yet.", "I look back: it was not said.")
+    return Sample(
+        "not_told", messages, "You have not told me that yet.", "I look back: it was not said."
+    )
 
 
 def last_message(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
@@ -138,87 +202,9 @@ def last_message(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
     which = "first" if first else dice.pick(["last", "previous"])
     question = dice.user(ask, x=f"{which} {dice.pick(['message', 'question', 'line'])}")
     if not first and dice.chance(0.4):
-        question = dice.user("[What did I just say?|What did I say before?|Repeat what I said.|what did I write?|What did I ask before?]")
+        question = dice.user(
+            "[What did I just say?|What did I say before?|Repeat what I said.|what did I write?|"
+            "What did I ask before?]"
+        )
     messages.append({"role": "user", "content": question})
     return Sample("last_message", messages, wanted, "I look back at the messages.")
-
-
-_FILLER = [
-    lambda d: sentence(d),
-    lambda d: sentence(d),
-    lambda d: f"In the {d.pick(PLACES)} there is a {d.pick(ADJECTIVES)} {d.pick(OBJECTS)}.",
-    lambda d: f"Every {d.pick(['morning', 'evening', 'day', 'week'])} {d.pick(PEOPLE)} goes to the "
-              f"{d.pick(PLACES)} to {d.pick(VERBS)}.",
-    lambda d: f"The {d.pick(JOBS)} bought {d.number(2, 40)} {d.pick(OBJECTS)}s and a {d.pick(COLOURS)} "
-              f"{d.pick(OBJECTS)}.",
-    lambda d: f"{d.pick(COUNTRIES)[1]} is far away from {d.pick(TOWNS)}.",
-    lambda d: f"A {d.pick(ANIMALS)} and a {d.pick(ANIMALS)} met near the {d.pick(PLACES)}.",
-    lambda d: f"It was a {d.pick(ADJECTIVES)} day in {d.pick(TOWNS)}, and nobody wanted to {d.pick(VERBS)}.",
-    lambda d: f"The {d.pick(OBJECTS)} on the {d.pick(OBJECTS)} cost {d.number(1, 900)} coins.",
-]
-
-
-def needle(dice: Dice, tokens: int = 0) -> Sample:
-    """A code for one thing, in the middle of ``tokens`` tokens of plain sentences."""
-    if not tokens:
-        tokens = dice.pick([150, 300, 500, 500, 800, 1200, 1500, 1650])
-        tokens -= dice.number(0, tokens // 3)
-    count = dice.number(1, 4)
-    things = dice.some([*PLACES, *OBJECTS], count)
-    noun = dice.pick(["secret code", "code", "password", "key number", "magic word"])
-    needles: list[tuple[str, str]] = []
-    for thing in things:
-        code = dice.word() if noun == "magic word" else dice.string(4, 6, "0123456789")
-        needles.append((thing, code))
-    filler: list[str] = []
-    room = (tokens - 18 * count) * 4.2  # characters to a token, about
-    while room > 0:
-        text = dice.pick(_FILLER)(dice)
-        room -= len(text) + 1
-        filler.append(text)
-    for thing, code in needles:
-        filler.insert(dice.number(0, len(filler)), f"The {noun} of the {thing} is {code}.")
-    thing, code = dice.pick(needles)
-    text = dice.pick([" ", " ", "\n"]).join(filler)
-    ask = dice.user("[What is the {x}?|what's the {x}|Tell me the {x}.|the {x}?|Find the {x}.|Read the text: what "
-                    "is the {x}?|Do you remember the {x}?|Which is the {x}?]", x=f"{noun} of the {thing}")
-    lead = dice.pick(["", "", "Read this:\n\n", "Here is a text.\n\n", "Remember this text: "])
-    roll = dice.random()
-    if roll < 0.7:
-        messages = [{"role": "user", "content": f"{lead}{text}\n\n{ask}"}]
-    elif roll < 0.85:
-        messages = [{"role": "user", "content": f"{ask}\n\n{text}"}]
-    else:
-        messages = [{"role": "user", "content": lead + text},
-                    {"role": "assistant", "content": "I have read the text."},
-                    {"role": "user", "content": ask}]
-    return Sample("needle", messages, f"The {noun} of the {thing} is {code}.",
-                  f"I look for the {noun} of the {thing}.", check="contains", expected=code)
-
-
-def reading(dice: Dice) -> Sample:
-    """A question about one sentence of a short paragraph."""
-    people = dice.some(PEOPLE, dice.number(2, 4))
-    towns: list[str] = []
-    while len(towns) < len(people):
-        town = _town(dice)
-        if town not in towns:
-            towns.append(town)
-    colours, things = dice.some(COLOURS, len(people)), dice.some(OBJECTS, len(people))
-    rows = list(zip(people, towns, [article(x) for x in colours], things, strict=True))
-    lines = [dice.pick([f"{p} lives in {t} and has {c} {o}.", f"{p} has {c} {o} and lives in {t}."])
-             for p, t, c, o in rows]
-    person, town, colour, thing = dice.pick(rows)
-    roll = dice.random()
-    if roll < 0.35:
-        ask, answer = f"Where does {person} live?", f"{person} lives in {town}."
-    elif roll < 0.6:
-        ask, answer = f"What does {person} have?", f"{person} has {colour} {thing}."
-    elif roll < 0.8:
-        ask, answer = f"Who lives in {town}?", f"{person} lives in {town}."
-    else:
-        ask, answer = f"Who has {colour} {thing}?", f"{person} has {colour} {thing}."
-    text = dice.pick([" ", "\n"]).join(lines)
-    content = dice.pick([f"{text}\n\n{ask}", f"{text} {ask}", f"{ask}\n\n{text}"])
-    return Sample("reading", [{"role": "user", "content": content}], answer,
-                  f"I look for {person if roll < 0.6 else town if roll < 0.8 else thing}.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from nvdemo.chat import Sample, one
-from nvdemo.dice import Dice
 from nvdemo.lexicon.words import (
     ALL_WORDS,
     ANIMALS,
@@ -12,6 +13,9 @@ from nvdemo.lexicon.words import (
     NUMBER_WORDS,
     OBJECTS,
 )
+
+if TYPE_CHECKING:
+    from nvdemo.dice import Dice
 
 _JOINS = [", ", ", ", " ", ",", "\n", "; ", " and "]
 
@@ -22,33 +26,58 @@ def counting(dice: Dice) -> Sample:
         first, last, step = 1, dice.number(2, 30), 1
         if dice.chance(0.15):
             last = dice.pick([40, 50, 60, 100, 100, 120, dice.number(31, 120)])
-        task = dice.user("[Count to {x}.|count up to {x}|count to {x}|Please count to {x}.|Can you count"
-                         " to {x}?|Count from one to {x}.|list the numbers up to {x}|numbers to {x}|let "
-                         "us count to {x}]", x=last)
+        task = dice.user(
+            "[Count to {x}.|count up to {x}|count to {x}|Please count to {x}.|Can you count"
+            " to {x}?|Count from one to {x}.|list the numbers up to {x}|numbers to {x}|let "
+            "us count to {x}]",
+            x=last,
+        )
     elif roll < 0.7:
         first = dice.number(0, 150)
         last, step = first + dice.number(1, 20), 1
-        task = dice.user("[Count|count|Please count|can you count|List the numbers|Write the numbers|"
-                         "print the numbers|numbers|say the numbers] {x}[.|]",
-                         x=dice.pick([f"from {first} to {last}", f"{first} to {last}",
-                                      f"from {first} up to {last}", f"from {first} through {last}"]))
+        task = dice.user(
+            "[Count|count|Please count|can you count|List the numbers|Write the numbers|"
+            "print the numbers|numbers|say the numbers] {x}[.|]",
+            x=dice.pick(
+                [
+                    f"from {first} to {last}",
+                    f"{first} to {last}",
+                    f"from {first} up to {last}",
+                    f"from {first} through {last}",
+                ]
+            ),
+        )
     elif roll < 0.85:
         last = 0 if dice.chance(0.3) else dice.number(0, 90)
         first, step = last + dice.number(1, 15), -1
-        task = dice.user("[Count|count|please count|Can you count] {x}[.|]",
-                         x=dice.pick([f"down from {first} to {last}", f"backwards from {first} to {last}",
-                                      f"from {first} down to {last}", f"from {first} to {last}"]))
+        task = dice.user(
+            "[Count|count|please count|Can you count] {x}[.|]",
+            x=dice.pick(
+                [
+                    f"down from {first} to {last}",
+                    f"backwards from {first} to {last}",
+                    f"from {first} down to {last}",
+                    f"from {first} to {last}",
+                ]
+            ),
+        )
     else:
         step = dice.pick([2, 2, 5, 10, 3])
         first = dice.pick([0, 0, step, dice.number(1, 9)])
         last = first + step * dice.number(2, 10)
         noun = {2: "twos", 3: "threes", 5: "fives", 10: "tens"}[step]
-        task = dice.user("[Count|count|please count] {x}[.|]",
-                         x=f"{dice.pick([f'by {noun}', f'in {noun}', f'in steps of {step}'])} from "
-                           f"{first} to {last}")
+        task = dice.user(
+            "[Count|count|please count] {x}[.|]",
+            x=f"{dice.pick([f'by {noun}', f'in {noun}', f'in steps of {step}'])} from "
+            f"{first} to {last}",
+        )
     numbers = list(range(first, last + (1 if step > 0 else -1), step))
-    return one("counting", task, ", ".join(map(str, numbers)),
-               f"From {numbers[0]} to {numbers[-1]} in steps of {step}.")
+    return one(
+        "counting",
+        task,
+        ", ".join(map(str, numbers)),
+        f"From {numbers[0]} to {numbers[-1]} in steps of {step}.",
+    )
 
 
 def next_number(dice: Dice) -> Sample:
@@ -57,16 +86,25 @@ def next_number(dice: Dice) -> Sample:
         step = dice.pick([1, 1, -1]) if number else 1
         question = dice.user(
             "[What number comes {x}?|Which number is {x}?|what comes {x}?|number {x}]",
-            x=f"{'after' if step > 0 else 'before'} {number}")
-        return one("next_number", question, str(number + step),
-                   f"{number} {'+' if step > 0 else '-'} 1.")
+            x=f"{'after' if step > 0 else 'before'} {number}",
+        )
+        return one(
+            "next_number", question, str(number + step), f"{number} {'+' if step > 0 else '-'} 1."
+        )
     step, first = dice.pick([1, 2, 3, 4, 5, 10, -1, -2]), dice.number(8, 40)
     row = [first + step * i for i in range(5)]
     shown = ", ".join(map(str, row[:4]))
-    question = dice.user("[What comes next: {x}?|Continue: {x}|next number: {x}|{x}, ...?|complete the "
-                         "series {x}|Which number is next in {x}?]", x=shown)
-    return one("next_number", question, str(row[4]),
-               f"Steps of {step}: {row[3]} {'+' if step > 0 else '-'} {abs(step)} = {row[4]}.")
+    question = dice.user(
+        "[What comes next: {x}?|Continue: {x}|next number: {x}|{x}, ...?|complete the "
+        "series {x}|Which number is next in {x}?]",
+        x=shown,
+    )
+    return one(
+        "next_number",
+        question,
+        str(row[4]),
+        f"Steps of {step}: {row[3]} {'+' if step > 0 else '-'} {abs(step)} = {row[4]}.",
+    )
 
 
 def count_items(dice: Dice) -> Sample:
@@ -74,7 +112,9 @@ def count_items(dice: Dice) -> Sample:
     roll = dice.random()
     count = dice.number(1, 10) if dice.chance(0.85) else dice.number(11, 16)
     if roll < 0.35:
-        items = [dice.pick(ALL_WORDS) if dice.chance(0.7) else dice.word(1, 2) for _ in range(count)]
+        items = [
+            dice.pick(ALL_WORDS) if dice.chance(0.7) else dice.word(1, 2) for _ in range(count)
+        ]
         if dice.chance(0.3):
             items = [f"{a} {dice.pick(ALL_WORDS)}" for a in items]
         if dice.chance(0.3):
@@ -82,34 +122,45 @@ def count_items(dice: Dice) -> Sample:
         if dice.chance(0.2):
             items = [dice.pick("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in items]
         text = "\n".join(items)
-        ask = dice.user("[count lines|Count the lines.|How many lines are there?|how many lines|number "
-                        "of lines?|How many lines does this text have?|count the lines above]")
+        ask = dice.user(
+            "[count lines|Count the lines.|How many lines are there?|how many lines|number "
+            "of lines?|How many lines does this text have?|count the lines above]"
+        )
         question, noun = f"{text}\n\n{ask}", "line"
         if dice.chance(0.25):
             question = f"{ask.rstrip('?.')}:\n{text}"
     elif roll < 0.6:
         items = dice.some(dice.pick([ALL_WORDS, FRUITS, ANIMALS, OBJECTS, COLOURS]), count)
-        ask = dice.user("[How many words are in: {x}|count the words: {x}|How many words: {x}|{x}\n\n"
-                        "how many words?|{x}\n\ncount words|number of words in: {x}]", x=" ".join(items))
+        ask = dice.user(
+            "[How many words are in: {x}|count the words: {x}|How many words: {x}|{x}\n\n"
+            "how many words?|{x}\n\ncount words|number of words in: {x}]",
+            x=" ".join(items),
+        )
         question, noun = ask, "word"
     elif roll < 0.8:
         items = dice.some(dice.pick([ALL_WORDS, FRUITS, ANIMALS, OBJECTS, COLOURS]), count)
-        question = dice.user("[How many items are in this list: {x}|count the items: {x}|How many: {x}|"
-                             "{x}\n\nhow many items?|How long is this list: {x}|How many things are "
-                             "there: {x}]", x=", ".join(items))
+        question = dice.user(
+            "[How many items are in this list: {x}|count the items: {x}|How many: {x}|"
+            "{x}\n\nhow many items?|How long is this list: {x}|How many things are "
+            "there: {x}]",
+            x=", ".join(items),
+        )
         noun = "item"
     else:
         word = dice.pick(ALL_WORDS)
         items = list(word)
-        question = dice.user("[How many letters does {x} have?|How many letters are in {x}?|count the "
-                             "letters of {x}|number of letters in {x}|letters in {x}?]",
-                             x=dice.pick([word, f'"{word}"']))
+        question = dice.user(
+            "[How many letters does {x} have?|How many letters are in {x}?|count the "
+            "letters of {x}|number of letters in {x}|letters in {x}?]",
+            x=dice.pick([word, f'"{word}"']),
+        )
         noun = "letter"
     total = len(items)
     thought = ", ".join([f"{i + 1} {item}" for i, item in enumerate(items)])
     verb = "is" if total == 1 else "are"
-    return one("count_items", question, f"There {verb} {total} {noun}{'s' if total > 1 else ''}.",
-               thought)
+    return one(
+        "count_items", question, f"There {verb} {total} {noun}{'s' if total > 1 else ''}.", thought
+    )
 
 
 def _numbers(dice: Dice) -> list[int]:
@@ -125,9 +176,28 @@ def sorting(dice: Dice, alike: float = 0.4) -> Sample:
     if dice.chance(0.55):
         values = _numbers(dice)
         down = dice.chance(0.3)
-        how = dice.pick([" in descending order", " from large to small", " from high to low", " descending",
-                         " from biggest to smallest"]) if down else dice.pick(
-            ["", "", " in ascending order", " from small to large", " ascending", " numerically"])
+        how = (
+            dice.pick(
+                [
+                    " in descending order",
+                    " from large to small",
+                    " from high to low",
+                    " descending",
+                    " from biggest to smallest",
+                ]
+            )
+            if down
+            else dice.pick(
+                [
+                    "",
+                    "",
+                    " in ascending order",
+                    " from small to large",
+                    " ascending",
+                    " numerically",
+                ]
+            )
+        )
         noun = dice.pick(["these numbers", "the numbers", "this list", "numbers", "", "this"])
         items = [str(v) for v in values]
         result = [str(v) for v in sorted(values, reverse=down)]
@@ -138,18 +208,30 @@ def sorting(dice: Dice, alike: float = 0.4) -> Sample:
             first = dice.pick("abcdfghlmprstw")
             group = [word for word in ALL_WORDS if word[0] == first]
         items = dice.some(group, dice.number(2, 7))
-        how = dice.pick(["", " alphabetically", " in alphabetical order", " by the alphabet", " from a to z",
-                         ""])
+        how = dice.pick(
+            [
+                "",
+                " alphabetically",
+                " in alphabetical order",
+                " by the alphabet",
+                " from a to z",
+                "",
+            ]
+        )
         noun = dice.pick(["these words", "the words", "this list", "words", "", "this"])
         result = sorted(items)
         kind, thought = "sort_words", "In the order of the alphabet."
     shown = join.join(items)
     noun = f" {noun}" if noun else ""
     if dice.chance(0.2):
-        question = f"{shown}\n\n" + dice.user("[sort|Sort|please sort|order|can you sort]{x}", x=noun + how)
+        question = f"{shown}\n\n" + dice.user(
+            "[sort|Sort|please sort|order|can you sort]{x}", x=noun + how
+        )
     else:
-        question = dice.user("[Sort|sort|Please sort|Can you sort|order|Put in order|arrange|I need you to "
-                             "sort]{x}", x=f"{noun}{how}: {shown}")
+        question = dice.user(
+            "[Sort|sort|Please sort|Can you sort|order|Put in order|arrange|I need you to sort]{x}",
+            x=f"{noun}{how}: {shown}",
+        )
     if dice.chance(0.1):
         question = dice.user("[What is|give me] {x} [sorted|in sorted order]?", x=shown)
         if kind == "sort_numbers":
@@ -162,132 +244,30 @@ def sorting(dice: Dice, alike: float = 0.4) -> Sample:
 def extreme(dice: Dice) -> Sample:
     values = [dice.number(0, dice.pick([20, 99, 999])) for _ in range(dice.number(3, 7))]
     low = dice.chance(0.5)
-    word = dice.pick(["smallest", "lowest"]) if low else dice.pick(["largest", "biggest", "highest"])
+    word = (
+        dice.pick(["smallest", "lowest"]) if low else dice.pick(["largest", "biggest", "highest"])
+    )
     shown = dice.pick([", ", " ", ", "]).join(map(str, values))
-    question = dice.user("[What is|Find|Give me|which is|tell me] {x}", x=f"the {word} number: {shown}")
+    question = dice.user(
+        "[What is|Find|Give me|which is|tell me] {x}", x=f"the {word} number: {shown}"
+    )
     best = min(values) if low else max(values)
     return one("extreme", question, f"The {word} number is {best}.", f"{best} is the {word}.")
-
-
-_PLACES = ["Ones", "Tens", "Hundreds", "Thousands", "Ten thousands", "Hundred thousands", "Millions"]
-
-
-def _add(a: int, b: int) -> str:
-    """Column addition, digit by digit."""
-    left, right = str(a)[::-1], str(b)[::-1]
-    carry, steps = 0, []
-    for i in range(max(len(left), len(right))):
-        x = int(left[i]) if i < len(left) else 0
-        y = int(right[i]) if i < len(right) else 0
-        total = x + y + carry
-        plus = f" + {carry}" if carry else ""
-        step = f"{_PLACES[i]}: {x} + {y}{plus} = {total}"
-        carry = total // 10
-        steps.append(step + (f", write {total % 10}, carry 1." if carry else "."))
-    return " ".join(steps) + f" So {a} + {b} = {a + b}."
-
-
-def _subtract(a: int, b: int) -> str:
-    if a < b:
-        return f"{a} < {b}, so I turn it round. {_subtract(b, a)} With a minus: -{b - a}."
-    left, right = str(a)[::-1], str(b)[::-1]
-    borrow, steps = 0, []
-    for i in range(len(left)):
-        x = int(left[i])
-        y = int(right[i]) if i < len(right) else 0
-        minus = f" - {borrow}" if borrow else ""
-        value = x - y - borrow
-        if value < 0:
-            steps.append(f"{_PLACES[i]}: {x} - {y}{minus} < 0, borrow: {x + 10} - {y}{minus} = {value + 10}.")
-            borrow = 1
-        else:
-            steps.append(f"{_PLACES[i]}: {x} - {y}{minus} = {value}.")
-            borrow = 0
-    return " ".join(steps) + f" So {a} - {b} = {a - b}."
-
-
-def _multiply(a: int, b: int) -> str:
-    if a < 10 or b >= 10:
-        return f"{a} x {b} = {a * b}."
-    tens, ones = a // 10 * 10, a % 10
-    return (f"{tens} x {b} = {tens * b}. {ones} x {b} = {ones * b}. "
-            f"{tens * b} + {ones * b} = {a * b}.")
-
-
-_ASK_SUM = ("[What is {x}?|what's {x}|{x}|{x} =|{x} = ?|{x}?|Calculate {x}.|calculate {x}|compute {x}|How much "
-            "is {x}?|Solve {x}|Work out {x}.|Can you tell me what {x} is?|What does {x} make?|please compute "
-            "{x}|result of {x}|Tell me {x}.]")
-
-
-def sums(dice: Dice) -> Sample:
-    roll = dice.random()
-    low, high = dice.pick([(0, 9), (10, 99), (10, 99), (10, 99), (10, 99), (0, 99), (100, 999), (1000, 9999),
-                           (10_000, 999_999)])
-    a, b = dice.number(low, high), dice.number(low, high)
-    wide = f"{a}|{b}"
-    tight = dice.chance(0.3)
-    if roll < 0.45:
-        sign, result, thought = dice.pick(["+", "+", "+", "plus"]), a + b, _add(a, b)
-    elif roll < 0.75:
-        if a < b and dice.chance(0.85):
-            a, b = b, a
-        sign, result, thought = dice.pick(["-", "-", "-", "minus"]), a - b, _subtract(a, b)
-    elif roll < 0.92:
-        a = dice.number(2, 12) if dice.chance(0.6) else dice.number(11, 99)
-        b = dice.number(2, 9) if a > 12 else dice.number(2, 12)
-        sign, result, thought = dice.pick(["x", "*", "times", "×"]), a * b, _multiply(a, b)
-    else:
-        result, b = dice.number(1, 12), dice.number(2, 12)
-        a = result * b
-        sign, thought = dice.pick(["/", ":", "divided by"]), f"{b} x {result} = {a}."
-    space = "" if tight and len(sign) == 1 else " "
-    question = dice.user(_ASK_SUM, x=f"{a}{space}{sign}{space}{b}")
-    two = len(wide) == 5 and 10 <= min(a, b) and max(a, b) <= 99 and roll < 0.75
-    spoken = {"plus": "+", "minus": "-", "x": "×", "*": "×", "times": "×", ":": "/",
-              "divided by": "/"}.get(sign, sign)
-    return one("sum_two_digits" if two else "sum_other", question,
-               f"{a} {spoken} {b} = {result}", thought)
-
-
-def spoken_sum(dice: Dice) -> Sample:
-    """A sum in words: "five plus three"."""
-    a, b = dice.number(0, 20), dice.number(0, 20)
-    if dice.chance(0.6):
-        sign, result, thought = "+", a + b, _add(a, b)
-    else:
-        a, b = max(a, b), min(a, b)
-        sign, result, thought = "-", a - b, _subtract(a, b)
-    words = {"+": ["plus", "and", "added to"], "-": ["minus", "less"]}[sign]
-    question = dice.user(_ASK_SUM, x=f"{NUMBER_WORDS[a]} {dice.pick(words)} {NUMBER_WORDS[b]}")
-    return one("sum_other", question, f"{a} {sign} {b} = {result}", thought)
-
-
-def word_problem(dice: Dice) -> Sample:
-    thing = dice.pick([*FRUITS[:8], *OBJECTS[:40]])
-    plural = thing + ("es" if thing.endswith(("s", "x", "sh", "ch")) else "s")
-    if thing.endswith("y") and thing[-2] not in "aeiou":
-        plural = thing[:-1] + "ies"
-    a, b = dice.number(2, 40), dice.number(1, 20)
-    if dice.chance(0.5):
-        question = dice.user("[I have|Anna has|My friend has|You have|Tom has] {x}", x=f"{a} {plural} and " +
-                             dice.pick(["gets", "buys", "finds", "gets another"]) +
-                             f" {b} more. How many {plural} are there now?")
-        return one("word_problem", question, f"There are {a + b} {plural}.", _add(a, b))
-    a += b
-    question = dice.user("[I have|Anna has|My friend has|You have|Tom has] {x}", x=f"{a} {plural} and " +
-                         dice.pick(["loses", "sells", "gives away", "eats"]) +
-                         f" {b}. How many {plural} are left?")
-    return one("word_problem", question, f"There are {a - b} {plural} left.", _subtract(a, b))
 
 
 def number_word(dice: Dice) -> Sample:
     value = dice.number(0, 20)
     if dice.chance(0.5):
-        question = dice.user("[Write {x} as a word.|{x} in words|spell the number {x}|how do you write {x} "
-                             "in letters?]", x=value)
+        question = dice.user(
+            "[Write {x} as a word.|{x} in words|spell the number {x}|how do you write {x} "
+            "in letters?]",
+            x=value,
+        )
         return one("number_word", question, NUMBER_WORDS[value], f"The number {value} as a word.")
-    question = dice.user("[Write {x} as a number.|{x} in digits|{x} as a number|which digit is {x}?]",
-                         x=NUMBER_WORDS[value])
+    question = dice.user(
+        "[Write {x} as a number.|{x} in digits|{x} as a number|which digit is {x}?]",
+        x=NUMBER_WORDS[value],
+    )
     return one("number_word", question, str(value), f"{NUMBER_WORDS[value]} in digits.")
 
 
@@ -295,7 +275,13 @@ def parity(dice: Dice) -> Sample:
     value = dice.number(0, 999)
     odd = value % 2 == 1
     asked = dice.pick(["even", "odd"])
-    question = dice.user("[Is|is] {x}[?|]", x=dice.pick([f"{value} {asked}", f"{value} odd or even",
-                                                    f"{value} an {asked} number"]))
-    return one("parity", question, f"{value} is {'odd' if odd else 'even'}.",
-               f"The last digit is {value % 10}.")
+    question = dice.user(
+        "[Is|is] {x}[?|]",
+        x=dice.pick([f"{value} {asked}", f"{value} odd or even", f"{value} an {asked} number"]),
+    )
+    return one(
+        "parity",
+        question,
+        f"{value} is {'odd' if odd else 'even'}.",
+        f"The last digit is {value % 10}.",
+    )

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvdemo.chat import Sample, one
-from nvdemo.dice import Dice
+from nvdemo.lexicon import word_list
 from nvdemo.lexicon.people import PEOPLE, TOWNS
-from nvdemo.lexicon.words import ADJECTIVES, ALL_WORDS, ANIMALS, COLOURS, FRUITS, JOBS, OBJECTS, VOCABULARY_WORDS
+from nvdemo.lexicon.words import (
+    ADJECTIVES,
+    ALL_WORDS,
+    ANIMALS,
+    COLOURS,
+    FRUITS,
+    JOBS,
+    OBJECTS,
+    VOCABULARY_WORDS,
+)
 
-KNOWN_KEYS = """name age city country colour animal price count title author year size weight height email
-phone street id status type job food date time score level speed width length quantity product
-address code language owner priority category group key value amount unit""".split()
+if TYPE_CHECKING:
+    from nvdemo.dice import Dice
+
+KNOWN_KEYS = word_list("""
+    name age city country colour animal price count title author year size weight height email
+    phone street id status type job food date time score level speed width length quantity product
+    address code language owner priority category group key value amount unit
+""")
 
 
 def key(dice: Dice) -> str:
@@ -62,8 +76,10 @@ def _distinct_keys(dice: Dice, count: int) -> list[str]:
 
 
 _ASK_OBJECT = (
-    "[Write JSON with|Give me a JSON object with|Make a JSON object with|JSON with|Return JSON with|"
-    "Create a JSON object with|json object:|Write a JSON object with the fields|Answer in JSON:|as JSON:|"
+    "[Write JSON with|Give me a JSON object with|Make a JSON object with|JSON with|Return JSON "
+    "with|"
+    "Create a JSON object with|json object:|Write a JSON object with the fields|Answer in JSON:|"
+    "as JSON:|"
     "Convert to JSON:|to json:|Make JSON:|I need a JSON object with|Output JSON with] {x}[|.|]"
 )
 
@@ -75,37 +91,61 @@ def json_object(dice: Dice) -> Sample:
     parts = [f"{name}{link}{spoken(item)}" for name, item in record.items()]
     if dice.chance(0.25):
         lines = "\n".join(f"{name}: {spoken(item)}" for name, item in record.items())
-        question = f"{lines}\n\n" + dice.user("[as JSON|convert to JSON|Write this as JSON.|to json|JSON, "
-                                              "please|make it json|Turn this into a JSON object.]")
+        question = f"{lines}\n\n" + dice.user(
+            "[as JSON|convert to JSON|Write this as JSON.|to json|JSON, "
+            "please|make it json|Turn this into a JSON object.]"
+        )
     else:
         shown = ", ".join(parts)
         if len(parts) > 1 and dice.chance(0.5):
             shown = ", ".join(parts[:-1]) + " and " + parts[-1]
         question = dice.user(_ASK_OBJECT, x=shown)
-    return one("json", question, json.dumps(record, ensure_ascii=False),
-               f"The keys: {', '.join(keys)}.", check="json")
+    return one(
+        "json",
+        question,
+        json.dumps(record, ensure_ascii=False),
+        f"The keys: {', '.join(keys)}.",
+        check="json",
+    )
 
 
 def json_people(dice: Dice) -> Sample:
     """Values picked out of a sentence, under the keys that are asked for."""
     name = dice.own(PEOPLE) if dice.chance(0.6) else dice.word().capitalize()
     town = dice.own(TOWNS) if dice.chance(0.6) else dice.word().capitalize()
-    record: dict[str, Any] = {"name": name, "age": dice.number(3, 99), "city": town, "job": dice.pick(JOBS),
-                              "pet": dice.pick(ANIMALS), "colour": dice.pick(COLOURS)}
+    record: dict[str, Any] = {
+        "name": name,
+        "age": dice.number(3, 99),
+        "city": town,
+        "job": dice.pick(JOBS),
+        "pet": dice.pick(ANIMALS),
+        "colour": dice.pick(COLOURS),
+    }
     age, job, pet, colour = record["age"], record["job"], record["pet"], record["colour"]
-    sentence = dice.pick([
-        f"{name} is {age} years old, lives in {town} and works as a {job}. The pet of {name} is a "
-        f"{colour} {pet}.",
-        f"My friend {name} ({age}) is a {job} from {town} with a {colour} {pet}.",
-        f"{name}, a {age} year old {job} in {town}, has a {colour} {pet}.",
-    ])
+    sentence = dice.pick(
+        [
+            f"{name} is {age} years old, lives in {town} and works as a {job}. The pet of {name} "
+            f"is a "
+            f"{colour} {pet}.",
+            f"My friend {name} ({age}) is a {job} from {town} with a {colour} {pet}.",
+            f"{name}, a {age} year old {job} in {town}, has a {colour} {pet}.",
+        ]
+    )
     keys = dice.some(list(record), dice.number(1, 6))
     wanted = ", ".join(keys)
-    ask = dice.user("[Return JSON with the keys {x}.|Extract as JSON: {x}|JSON with {x}|Give me a JSON object "
-                    "with {x}.|Write {x} as JSON.|extract {x} as json]", x=wanted)
+    ask = dice.user(
+        "[Return JSON with the keys {x}.|Extract as JSON: {x}|JSON with {x}|Give me a JSON object "
+        "with {x}.|Write {x} as JSON.|extract {x} as json]",
+        x=wanted,
+    )
     question = dice.pick([f"{sentence}\n\n{ask}", f"{ask}\n\n{sentence}", f"{sentence} {ask}"])
-    return one("json", question, json.dumps({k: record[k] for k in keys}, ensure_ascii=False),
-               f"The keys: {wanted}.", check="json")
+    return one(
+        "json",
+        question,
+        json.dumps({k: record[k] for k in keys}, ensure_ascii=False),
+        f"The keys: {wanted}.",
+        check="json",
+    )
 
 
 def json_array(dice: Dice) -> Sample:
@@ -117,11 +157,18 @@ def json_array(dice: Dice) -> Sample:
     shown = dice.pick([", ", " ", ", ", "\n"]).join(map(str, items))
     if dice.chance(0.35):
         name = key(dice)
-        question = dice.user("[Write|Make|Return|Give me] {x}",
-                             x=f"a JSON object with the key {name} and the list: {shown}")
-        return one("json", question, json.dumps({name: items}), f"A list under {name}.", check="json")
-    question = dice.user("[Write as a JSON array|JSON array|as a JSON list|Make a JSON array of|Turn into a JSON "
-                         "list|json list of|convert to a JSON array]: {x}", x=shown)
+        question = dice.user(
+            "[Write|Make|Return|Give me] {x}",
+            x=f"a JSON object with the key {name} and the list: {shown}",
+        )
+        return one(
+            "json", question, json.dumps({name: items}), f"A list under {name}.", check="json"
+        )
+    question = dice.user(
+        "[Write as a JSON array|JSON array|as a JSON list|Make a JSON array of|Turn into a JSON "
+        "list|json list of|convert to a JSON array]: {x}",
+        x=shown,
+    )
     return one("json", question, json.dumps(items), "An array.", check="json")
 
 
@@ -130,8 +177,11 @@ def json_lookup(dice: Dice) -> Sample:
     record = {name: value(dice) for name in _distinct_keys(dice, dice.number(2, 6))}
     name = dice.pick(list(record))
     text = json.dumps(record, ensure_ascii=False)
-    ask = dice.user("[What is the {x}?|What is the value of {x}?|value of {x}|give me {x}|read {x}|What does "
-                    "{x} hold?|get {x}|{x}?|print {x}]", x=name)
+    ask = dice.user(
+        "[What is the {x}?|What is the value of {x}?|value of {x}|give me {x}|read {x}|What does "
+        "{x} hold?|get {x}|{x}?|print {x}]",
+        x=name,
+    )
     question = f"{text}\n\n{ask}" if dice.chance(0.7) else f"{ask}\n{text}"
     return one("json_lookup", question, spoken(record[name]), f"I look for {name}.")
 
@@ -140,13 +190,19 @@ def json_schema(dice: Dice) -> Sample:
     """A system prompt that asks for JSON with given keys; the question holds the values."""
     record = {name: value(dice) for name in _distinct_keys(dice, dice.number(1, 4))}
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    schema = {"type": "object",
-              "properties": {name: {"type": names[type(item)]} for name, item in record.items()},
-              "required": list(record)}
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": names[type(item)]} for name, item in record.items()},
+        "required": list(record),
+    }
     shown = json.dumps(schema, ensure_ascii=False)
-    system = dice.pick([f"Answer only with JSON that matches this schema: {shown}",
-                        f"Reply in JSON.\nSchema:\n{shown}",
-                        f"Respond with a JSON object. JSON schema: {shown}"])
+    system = dice.pick(
+        [
+            f"Answer only with JSON that matches this schema: {shown}",
+            f"Reply in JSON.\nSchema:\n{shown}",
+            f"Respond with a JSON object. JSON schema: {shown}",
+        ]
+    )
     order = dice.some(list(record), len(record))
     link = dice.pick([" is ", ": ", " = ", " "])
     question = ", ".join(f"{name}{link}{spoken(record[name])}" for name in order)
@@ -155,14 +211,23 @@ def json_schema(dice: Dice) -> Sample:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     if dice.chance(0.3):
         messages = [{"role": "user", "content": f"{system}\n\n{question}"}]
-    return Sample("json_schema", messages, json.dumps(record, ensure_ascii=False),
-                  f"The keys: {', '.join(record)}.", check="json")
+    return Sample(
+        "json_schema",
+        messages,
+        json.dumps(record, ensure_ascii=False),
+        f"The keys: {', '.join(record)}.",
+        check="json",
+    )
 
 
 def bullet_list(dice: Dice) -> Sample:
-    items = [dice.pick(ALL_WORDS) if dice.chance(0.6) else dice.word() for _ in range(dice.number(2, 6))]
+    items = [
+        dice.pick(ALL_WORDS) if dice.chance(0.6) else dice.word() for _ in range(dice.number(2, 6))
+    ]
     numbered = dice.chance(0.4)
     kind = "numbered" if numbered else dice.pick(["bullet", "markdown"])
-    question = dice.user("[Write|Make|Format|Give me] {x}", x=f"a {kind} list of: {', '.join(items)}")
+    question = dice.user(
+        "[Write|Make|Format|Give me] {x}", x=f"a {kind} list of: {', '.join(items)}"
+    )
     lines = [f"{i + 1}. {x}" if numbered else f"- {x}" for i, x in enumerate(items)]
     return one("bullet_list", question, "\n".join(lines), f"A {kind} list.")

@@ -1,0 +1,121 @@
+"""Questions about a text: a needle in a long one, one sentence of a paragraph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nvdemo.chat import Sample
+from nvdemo.lexicon.people import PEOPLE, TOWNS
+from nvdemo.lexicon.words import ADJECTIVES, ANIMALS, COLOURS, JOBS, OBJECTS, PLACES, VERBS
+from nvdemo.lexicon.world import COUNTRIES
+from nvdemo.tasks.copying import sentence
+from nvdemo.tasks.facts import article
+from nvdemo.tasks.memory import town
+
+if TYPE_CHECKING:
+    from nvdemo.dice import Dice
+
+_FILLER = [
+    lambda d: sentence(d),
+    lambda d: sentence(d),
+    lambda d: f"In the {d.pick(PLACES)} there is a {d.pick(ADJECTIVES)} {d.pick(OBJECTS)}.",
+    lambda d: (
+        f"Every {d.pick(['morning', 'evening', 'day', 'week'])} {d.pick(PEOPLE)} goes to the "
+        f"{d.pick(PLACES)} to {d.pick(VERBS)}."
+    ),
+    lambda d: (
+        f"The {d.pick(JOBS)} bought {d.number(2, 40)} {d.pick(OBJECTS)}s and a {d.pick(COLOURS)} "
+        f"{d.pick(OBJECTS)}."
+    ),
+    lambda d: f"{d.pick(COUNTRIES)[1]} is far away from {d.pick(TOWNS)}.",
+    lambda d: f"A {d.pick(ANIMALS)} and a {d.pick(ANIMALS)} met near the {d.pick(PLACES)}.",
+    lambda d: (
+        f"It was a {d.pick(ADJECTIVES)} day in {d.pick(TOWNS)}, and nobody wanted to "
+        f"{d.pick(VERBS)}."
+    ),
+    lambda d: f"The {d.pick(OBJECTS)} on the {d.pick(OBJECTS)} cost {d.number(1, 900)} coins.",
+]
+
+
+def needle(dice: Dice, tokens: int = 0) -> Sample:
+    """A code for one thing, in the middle of ``tokens`` tokens of plain sentences."""
+    if not tokens:
+        tokens = dice.pick([150, 300, 500, 500, 800, 1200, 1500, 1650])
+        tokens -= dice.number(0, tokens // 3)
+    count = dice.number(1, 4)
+    things = dice.some([*PLACES, *OBJECTS], count)
+    noun = dice.pick(["secret code", "code", "password", "key number", "magic word"])
+    needles: list[tuple[str, str]] = []
+    for thing in things:
+        code = dice.word() if noun == "magic word" else dice.string(4, 6, "0123456789")
+        needles.append((thing, code))
+    filler: list[str] = []
+    room = (tokens - 18 * count) * 4.2  # characters to a token, about
+    while room > 0:
+        text = dice.pick(_FILLER)(dice)
+        room -= len(text) + 1
+        filler.append(text)
+    for thing, code in needles:
+        filler.insert(dice.number(0, len(filler)), f"The {noun} of the {thing} is {code}.")
+    thing, code = dice.pick(needles)
+    text = dice.pick([" ", " ", "\n"]).join(filler)
+    ask = dice.user(
+        "[What is the {x}?|what's the {x}|Tell me the {x}.|the {x}?|Find the {x}.|Read the text: "
+        "what "
+        "is the {x}?|Do you remember the {x}?|Which is the {x}?]",
+        x=f"{noun} of the {thing}",
+    )
+    lead = dice.pick(["", "", "Read this:\n\n", "Here is a text.\n\n", "Remember this text: "])
+    roll = dice.random()
+    if roll < 0.7:
+        messages = [{"role": "user", "content": f"{lead}{text}\n\n{ask}"}]
+    elif roll < 0.85:
+        messages = [{"role": "user", "content": f"{ask}\n\n{text}"}]
+    else:
+        messages = [
+            {"role": "user", "content": lead + text},
+            {"role": "assistant", "content": "I have read the text."},
+            {"role": "user", "content": ask},
+        ]
+    return Sample(
+        "needle",
+        messages,
+        f"The {noun} of the {thing} is {code}.",
+        f"I look for the {noun} of the {thing}.",
+        check="contains",
+        expected=code,
+    )
+
+
+def reading(dice: Dice) -> Sample:
+    """A question about one sentence of a short paragraph."""
+    people = dice.some(PEOPLE, dice.number(2, 4))
+    towns: list[str] = []
+    while len(towns) < len(people):
+        fresh = town(dice)
+        if fresh not in towns:
+            towns.append(fresh)
+    colours, things = dice.some(COLOURS, len(people)), dice.some(OBJECTS, len(people))
+    rows = list(zip(people, towns, [article(x) for x in colours], things, strict=True))
+    lines = [
+        dice.pick([f"{p} lives in {t} and has {c} {o}.", f"{p} has {c} {o} and lives in {t}."])
+        for p, t, c, o in rows
+    ]
+    person, place, colour, thing = dice.pick(rows)
+    roll = dice.random()
+    if roll < 0.35:
+        ask, answer = f"Where does {person} live?", f"{person} lives in {place}."
+    elif roll < 0.6:
+        ask, answer = f"What does {person} have?", f"{person} has {colour} {thing}."
+    elif roll < 0.8:
+        ask, answer = f"Who lives in {place}?", f"{person} lives in {place}."
+    else:
+        ask, answer = f"Who has {colour} {thing}?", f"{person} has {colour} {thing}."
+    text = dice.pick([" ", "\n"]).join(lines)
+    content = dice.pick([f"{text}\n\n{ask}", f"{text} {ask}", f"{ask}\n\n{text}"])
+    return Sample(
+        "reading",
+        [{"role": "user", "content": content}],
+        answer,
+        f"I look for {person if roll < 0.6 else place if roll < 0.8 else thing}.",
+    )
