@@ -120,9 +120,8 @@ class SamplingParams:
                 for token_id in ids:
                     _check(_is_int(token_id) and token_id >= 0, name, token_id, "a token id >= 0")
         object.__setattr__(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        stop: object = self.stop  # a lone string is accepted, as in OpenAI's API
+        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
         _check(_in_range(self.temperature, 0, 2), "temperature", self.temperature, "from 0 to 2")
         _check(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, ">= 1, or 0 for off")
         _check(
