@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from nvcli.engine.engine import EngineStats, Request
     from nvcli.engine.engine_thread import EngineThread, Sink
+    from nvcli.engine.grammar import Grammar, GrammarCompiler, GrammarSpec
     from nvcli.engine.model_runner import StartupReport
     from nvcli.models.config import ModelConfig
     from nvcli.text import Tokenizer
@@ -81,6 +82,7 @@ class LLM:
         self._engine = engine
         self._thread: EngineThread = EngineThread(engine)
         self._request_ids = itertools.count()
+        self._grammars: GrammarCompiler | None = None
 
     # --- what was loaded --------------------------------------------------------------------------
 
@@ -164,6 +166,18 @@ class LLM:
     ) -> str:
         """The exact text the model reads for `messages`. Raises `TemplateError`."""
         return self.tokenizer.render(messages, tools=tools, enable_thinking=enable_thinking)
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        """A grammar for requests; the last ones are remembered. Raises `GrammarError`."""
+        if self._grammars is None:
+            from nvcli.engine.grammar import GrammarCompiler
+
+            self._grammars = GrammarCompiler(
+                self.tokenizer,
+                vocab_size=self.vocab_size,
+                eos_token_ids=self._engine.eos_token_ids,
+            )
+        return self._grammars.compile(spec)
 
     # --- generation -------------------------------------------------------------------------------
 
@@ -370,9 +384,7 @@ def _load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:
 
 def _as_batch(
     prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-) -> list[str] | list[Sequence[int]]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+) -> list[str | Sequence[int]]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast("str | Sequence[int]", prompts)]
+    return list(cast("Sequence[str | Sequence[int]]", prompts))

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from nvcli.config import EngineConfig
     from nvcli.engine.engine import Request
     from nvcli.engine.engine_thread import Sink
+    from nvcli.engine.grammar import Grammar, GrammarSpec
     from nvcli.text import Tokenizer
     from nvcli.types import SamplingParams
 
@@ -32,6 +33,8 @@ class BatchEngine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams: ...
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar: ...
 
     def submit(self, request: Request, sink: Sink) -> None: ...
 

@@ -72,6 +72,7 @@ class SlotInfo:
     has_penalties: bool
     has_bias: bool  # logit bias, allowed or bad tokens
     masked_ids: list[int]  # EOS and stop ids, masked until min_tokens
+    has_grammar: bool
     bad_words: tuple[Tensor, Tensor] | None  # prefixes [W, L] (-1 fits all), last ids [W]
 
 
@@ -79,10 +80,17 @@ class SlotInfo:
 class StepInputs:
     """What `prepare` leaves for the forward pass and the sampler."""
 
-    batch: ForwardBatch
+    batch: ForwardBatch | None  # None once the forward pass has run, in a captured step
     sample_rows: list[int]  # rows of the plan that sample, R of them
     sample_slots: Tensor  # [R] int64
     sample_positions: Tensor  # [R] int64, where the samples go
+    masks: list[Array | None] | None = None  # [R] grammar masks, where a row has one
+
+
+def masks_of(plan: StepPlan, sample_rows: list[int]) -> list[Array | None] | None:
+    """The grammar masks of rows of a plan; None where no row has a grammar."""
+    seqs = [plan.rows[i].seq for i in sample_rows]
+    return [seq.mask for seq in seqs] if any(seq.has_grammar for seq in seqs) else None
 
 
 @dataclass(slots=True)
@@ -261,7 +269,8 @@ class DeviceState:
                 for row, key_len in zip(rows, key_lens, strict=True)
             ],
         )
-        return StepInputs(batch, sample_rows, sample_slots, sample_positions)
+        masks = masks_of(plan, sample_rows)
+        return StepInputs(batch, sample_rows, sample_slots, sample_positions, masks)
 
     def _arange(self, size: int) -> Tensor:
         if size > self._iota.numel():
@@ -269,6 +278,12 @@ class DeviceState:
         return self._iota[:size]
 
     # --- deltas ----------------------------------------------------------------------------------
+
+    def apply_deltas(self, plan: StepPlan) -> None:
+        """The plan's deltas alone, for a captured step, which makes its inputs itself."""
+        deltas = self._pack_deltas(plan)
+        if deltas.arrays:
+            self._apply_deltas(plan, deltas, self.staging.upload(deltas.arrays))
 
     def _pack_deltas(self, plan: StepPlan) -> _Deltas:
         deltas = _Deltas()
@@ -336,6 +351,7 @@ class DeviceState:
             or params.frequency_penalty != 0,
             has_bias=bool(bad_tokens or params.logit_bias) or params.allowed_token_ids is not None,
             masked_ids=sorted(masked_ids),
+            has_grammar=init.has_grammar,
             bad_words=self._pack_bad_words([w for w in params.bad_words if len(w) > 1]),
         )
         self.slots[slot] = info
@@ -380,6 +396,16 @@ class DeviceState:
         if self.device.type == "cpu":
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def upload_masks(self, masks: list[Array | None], width: int) -> Tensor:
+        """Bit masks as booleans, [len(masks), width]; None allows everything."""
+        words = np.full((len(masks), -(-width // 32)), -1, np.int32)
+        for row, mask in enumerate(masks):
+            if mask is not None:
+                words[row] = mask
+        bits = torch.arange(32, dtype=torch.int32, device=self.device)
+        spread = (self._upload_once(words)[:, :, None] >> bits) & 1  # [m, W, 32]
+        return spread.flatten(1)[:, :width].bool()
 
     def upload_index(self, values: list[int]) -> Tensor:
         """[len(values)] int64 on the device."""

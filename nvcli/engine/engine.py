@@ -22,6 +22,7 @@ from nvcli.text import OutputRouter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from nvcli.engine.grammar import Grammar
     from nvcli.engine.step import StepDevice
     from nvcli.text import Tokenizer
     from nvcli.types import RequestOutput, SamplingParams
@@ -41,6 +42,7 @@ class Request:
     is_streaming: bool = True  # False: one output, at the end
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
+    grammar: Grammar | None = None  # what the output must look like
     arrival: float = field(default_factory=time.monotonic)
 
 
@@ -99,6 +101,10 @@ class Engine:
     @property
     def max_model_len(self) -> int:
         return self._device.max_model_len
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._eos_token_ids
 
     @property
     def has_unfinished(self) -> bool:
@@ -195,7 +201,10 @@ class Engine:
             )
             self._num_sequences += 1
             self._processor.add(
-                seq, self._router(request), is_streaming=request.is_streaming and not withholds
+                seq,
+                self._router(request),
+                is_streaming=request.is_streaming and not withholds,
+                grammar=request.grammar,
             )
             sequences.append(seq)
         self._live[request.request_id] = {seq.index: seq for seq in sequences}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from nvcli.engine.core import EngineCore, Update
+    from nvcli.engine.grammar import Constraint, Grammar
     from nvcli.engine.sequence import Sequence
     from nvcli.text import OutputRouter, RouterDelta
 
@@ -48,13 +49,19 @@ class OutputState:
     content_flags: list[bool] = field(default_factory=list)  # of the routed ids, with logprobs
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_given_prompt_logprobs: bool = False
+    constraint: Constraint | None = None
     num_routed_tokens: int = 0
 
     @property
     def is_lazy(self) -> bool:
         """Whether its ids may stay unrouted until it finishes."""
         params = self.seq.params
-        return not self.is_streaming and not params.stop and params.thinking_budget is None
+        return (
+            not self.is_streaming
+            and not params.stop
+            and params.thinking_budget is None
+            and self.constraint is None
+        )
 
     def add(self, delta: RouterDelta) -> None:
         if delta.text:
@@ -78,11 +85,24 @@ class OutputProcessor:
         """The core whose updates come here, and whose sequences may be ended from here."""
         self._core = core
 
-    def add(self, seq: Sequence, router: OutputRouter | None, *, is_streaming: bool) -> None:
+    def add(
+        self,
+        seq: Sequence,
+        router: OutputRouter | None,
+        *,
+        is_streaming: bool,
+        grammar: Grammar | None = None,
+    ) -> None:
         budget = seq.params.thinking_budget
         if budget is not None and router is not None and _may_reason(router):
             seq.gate = budget
-        self._states[seq.seq_id] = OutputState(seq, router, is_streaming)
+        state = self._states[seq.seq_id] = OutputState(seq, router, is_streaming)
+        if grammar is not None:
+            assert router is not None, "a grammar needs a tokenizer, and so a router"
+            state.constraint = grammar.start(router)
+            seq.has_grammar = True
+            seq.gate = 0
+            seq.mask = state.constraint.mask()
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs since the last call, in the order they came about."""
@@ -114,8 +134,10 @@ class OutputProcessor:
                 self._core.finish(seq, FinishReason.STOP, router.stop)
                 self._end(state, FinishReason.STOP)
                 return
-            if seq.gate is not None:
+            if seq.gate is not None and seq.params.thinking_budget is not None:
                 self._close_thinking_at_budget(state, router)
+            if state.constraint is not None and not self._constrain(state, state.constraint):
+                return
         if state.is_streaming:
             self._emit(state)
 
@@ -126,13 +148,34 @@ class OutputProcessor:
         while state.num_routed_tokens < end and router.stop is None:
             token_id = seq.output_token_ids[state.num_routed_tokens]
             state.num_routed_tokens += 1
-            if seq.params.logprobs is None:
-                state.add(router.feed(token_id))
-            else:
-                was_content = router.state in _BEFORE_CONTENT
-                state.add(router.feed(token_id))
-                is_text = was_content and router.state is RouterState.CONTENT
+            before = router.state
+            state.add(router.feed(token_id))
+            if seq.params.logprobs is not None:
+                is_text = before in _BEFORE_CONTENT and router.state is RouterState.CONTENT
                 state.content_flags.append(is_text and not router.hides(token_id))
+            if state.constraint is not None:
+                state.constraint.follow(token_id, before)
+
+    def _constrain(self, state: OutputState, constraint: Constraint) -> bool:
+        """The mask of the next token, or tokens that must come. False when the sequence ended."""
+        seq = state.seq
+        if seq.is_finished:
+            return True  # closing its think block took the last token it may have
+        seq.gate = 0
+        if constraint.is_finished:
+            self._core.finish(seq, FinishReason.STOP)
+            self._end(state, FinishReason.STOP, is_eos_hidden=False)
+            return False
+        if seq.num_unsent_tokens == 0 and constraint.forced_token_ids:
+            self._core.force(seq, constraint.forced_token_ids)
+            return True
+        try:
+            seq.mask = constraint.mask()
+        except NvcliError as error:
+            self._core.finish(seq, FinishReason.ERROR)
+            self._end(state, FinishReason.ERROR, error)
+            return False
+        return True
 
     def _close_thinking_at_budget(self, state: OutputState, router: OutputRouter) -> None:
         """Move the gate along with what was read; at the budget, force the end of thinking."""
@@ -150,12 +193,18 @@ class OutputProcessor:
         self._core.force(seq, list(router.think_close_token_ids))
 
     def _end(
-        self, state: OutputState, reason: FinishReason, error: NvcliError | None = None
+        self,
+        state: OutputState,
+        reason: FinishReason,
+        error: NvcliError | None = None,
+        *,
+        is_eos_hidden: bool = True,
     ) -> None:
         seq, router = state.seq, state.router
         if router is not None:
             try:
-                self._feed(state, len(seq.output_token_ids) - _num_hidden_tokens(seq, router))
+                num_hidden = _num_hidden_tokens(seq, router) if is_eos_hidden else 0
+                self._feed(state, len(seq.output_token_ids) - num_hidden)
                 delta = router.finish(reason)
                 state.add(delta)
                 reason = delta.finish_reason or reason

@@ -7,9 +7,9 @@ the same widths, which depend on that row's parameters alone. So a row's token d
 what else is in the batch. Groups are kept as long as the same slots sample step after step.
 
 Order: repetition, frequency and presence penalty, bias with allowed and bad tokens, bad words,
-min_tokens; then greedy (argmax, lowest id on a tie), or temperature, top_k, top_p, min_p and
-Gumbel-max: argmax(logits / temperature + noise(seed, position, token id)), which draws from the
-softmax of what the filters left.
+min_tokens, grammar; then greedy (argmax, lowest id on a tie), or temperature, top_k, top_p, min_p
+and Gumbel-max: argmax(logits / temperature + noise(seed, position, token id)), which draws from
+the softmax of what the filters left.
 
 Logits are only read; a group that changes them works on its own copy. Ids from `vocab_size` up
 (padding of the head) are cut off first and can never be sampled. Where filters and masks forbid
@@ -28,7 +28,7 @@ from nvcli.engine.device_state import F, I
 from nvcli.kernels.noise import gumbel_noise, noise_keys
 
 if TYPE_CHECKING:
-    from nvcli.engine.device_state import DeviceState, SlotInfo, StepInputs
+    from nvcli.engine.device_state import Array, DeviceState, SlotInfo, StepInputs
 
 CHUNK = 64  # ids whose maximum is looked at as one when the best are searched
 MAX_TOP_K_WIDTH = 1024  # above it a sort is no slower
@@ -53,10 +53,17 @@ class GroupKey(NamedTuple):
     has_bias: bool
     has_masked_ids: bool
     has_bad_words: bool
+    has_grammar: bool
 
     @property
     def changes_logits(self) -> bool:
-        return self.has_penalties or self.has_bias or self.has_masked_ids or self.has_bad_words
+        return (
+            self.has_penalties
+            or self.has_bias
+            or self.has_masked_ids
+            or self.has_bad_words
+            or self.has_grammar
+        )
 
     @property
     def needs_whole_rows(self) -> bool:
@@ -83,6 +90,7 @@ def group_key(info: SlotInfo, vocab_size: int) -> GroupKey:
         has_bias=info.has_bias,
         has_masked_ids=bool(info.masked_ids),
         has_bad_words=info.bad_words is not None,
+        has_grammar=info.has_grammar,
     )
 
 
@@ -92,6 +100,7 @@ class Group:
 
     key: GroupKey
     rows: Tensor | None  # [r] int64 into the R sampling rows; None: all of them, in order
+    host_rows: list[int]  # the same on the host
     infos: list[SlotInfo]
     slots: Tensor  # [r] int64
     params_f: Tensor  # [r, 8] float32
@@ -177,6 +186,7 @@ class Sampler:
         self.state = state
         self.vocab_size = vocab_size  # ids the tokenizer knows; the logits may be wider
         self._groups: list[Group] = []
+        self._masks: list[Array | None] | None = None  # of this step
         self._groups_of: tuple[int, list[int]] = (-1, [])
         self._all_ids = torch.arange(vocab_size, device=state.device)  # [v]
 
@@ -186,6 +196,7 @@ class Sampler:
         if self._groups_of != (self.state.version, slots):
             self._groups = self._make_groups(slots, inputs.sample_slots)
             self._groups_of = (self.state.version, slots)
+        self._masks = inputs.masks
         positions = inputs.sample_positions
         if len(self._groups) == 1:
             return self._sample_group(self._groups[0], logits, positions)
@@ -221,6 +232,7 @@ class Sampler:
                 Group(
                     key=key,
                     rows=index,
+                    host_rows=rows,
                     infos=[infos[row] for row in rows],
                     slots=of_group,
                     params_f=self.state.params_f[of_group].float(),
@@ -303,6 +315,9 @@ class Sampler:
             is_early = (num_outputs < group.params_i[:, I.MIN_TOKENS])[group.masked_rows]
             mask = torch.where(is_early, -torch.inf, 0.0)
             x.index_put_((group.masked_rows, group.masked_ids), mask, accumulate=True)
+        if group.key.has_grammar and self._masks is not None:
+            masks = [self._masks[row] for row in group.host_rows]
+            x.masked_fill_(~state.upload_masks(masks, v), -torch.inf)
         return x
 
     def _mask_bad_words(self, group: Group, x: Tensor, positions: Tensor) -> None:

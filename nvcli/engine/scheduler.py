@@ -177,7 +177,13 @@ class Scheduler:
         outputs = seq.output_token_ids.copy()
         plan.slot_inits.append(
             SlotInit(
-                seq.slot, seq.prompt_token_ids, outputs, seq.params, seq.seed, seq.eos_token_ids
+                seq.slot,
+                seq.prompt_token_ids,
+                outputs,
+                seq.params,
+                seq.seed,
+                seq.eos_token_ids,
+                seq.has_grammar,
             )
         )
         seq.num_sent_blocks = 0

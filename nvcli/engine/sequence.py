@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nvcli.types import FinishReason, SamplingParams
@@ -62,6 +62,8 @@ class Sequence:
     num_sent_blocks: int = 0  # leading entries of block_table that the device was told
     num_unsent_tokens: int = 0  # last output tokens, forced by the host, the device lacks them yet
     num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities were collected
+    has_grammar: bool = False  # its samples are masked; see `mask`
+    mask: Any = None  # ids that may be sampled next, as bits in int32 words; None: any
     gate: int | None = None  # output index that may be sampled only when all before it are read
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

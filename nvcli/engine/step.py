@@ -12,7 +12,7 @@ reuse the slot or the blocks of a sequence that an earlier, unread plan still to
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from nvcli.engine.sequence import Sequence
@@ -43,6 +43,7 @@ class SlotInit(NamedTuple):
     params: SamplingParams
     seed: int
     eos_token_ids: frozenset[int]  # masked until min_tokens, like params.stop_token_ids
+    has_grammar: bool = False  # each row that samples may have a mask of its own: `Sequence.mask`
 
 
 class BlockWrite(NamedTuple):
@@ -122,6 +123,6 @@ class StepDevice(Protocol):
         """Enqueue the step. When it raises, none of the plan's rows have run."""
         ...
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: Any) -> StepResult:  # a ticket of its own `launch`
         """Wait for the step and read it. Tickets are collected in launch order, each once."""
         ...

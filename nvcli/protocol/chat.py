@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from nvcli.protocol.fields import Fields
 from nvcli.protocol.sampling import (
     SAMPLING_FIELDS,
-    STRUCTURED_FIELDS,
     check_sampling,
     read_sampling,
     read_token_limit,
 )
+from nvcli.protocol.structured import STRUCTURED_FIELDS, Structure, read_structure
 from nvcli.protocol.thinking import THINKING_FIELDS, Thinking, read_thinking
 from nvcli.protocol.tools import TOOL_FIELDS, Tools, read_tools
 from nvcli.text import content_text, parse_messages
@@ -69,6 +69,7 @@ class ChatRequest:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: Tools = field(default_factory=Tools)
+    structure: Structure | None = None
     stream: bool = False
     include_usage: bool = False
     include_obfuscation: bool | None = None
@@ -118,6 +119,7 @@ def parse_chat(
         sampling["thinking_budget"] = thinking.budget
     check_sampling(sampling)
     tools = read_tools(fields)
+    structure = read_structure(fields)
     _read_refused(fields)
     options = fields.object("stream_options")
     continues = fields.flag("continue_final_message") or False
@@ -141,6 +143,7 @@ def parse_chat(
         add_generation_prompt=adds_prompt is not False,
         continue_final_message=continues,
         tools=tools,
+        structure=structure,
         stream=fields.flag("stream") or False,
         include_usage=bool(options and options.flag("include_usage")),
         include_obfuscation=options.flag("include_obfuscation") if options else None,

@@ -7,6 +7,7 @@ from typing import Any
 
 from nvcli.protocol.fields import Fields, is_integer
 from nvcli.protocol.sampling import check_sampling, read_sampling, read_token_limit
+from nvcli.protocol.structured import Structure, read_structure
 from nvcli.types import MAX_LOGPROBS, MAX_N
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -25,6 +26,7 @@ class CompletionRequest:
     model: str | None = None
     sampling: dict[str, Any] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()
+    structure: Structure | None = None
     stream: bool = False
     include_usage: bool = False
     echo: bool = False
@@ -73,6 +75,7 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
         model=model,
         sampling=sampling,
         bad_words=fields.texts("bad_words") or (),
+        structure=read_structure(fields),
         stream=stream,
         include_usage=bool(options and options.flag("include_usage")),
         echo=echo,

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nvcli.engine.engine import Request
 from nvcli.errors import ContextLengthError, InvalidParameterError
+from nvcli.protocol.structured import grammar_spec
+from nvcli.protocol.tools import Tools
 
 if TYPE_CHECKING:
+    from nvcli.engine.grammar import Grammar, GrammarSpec
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import CompletionRequest, TokenIds
     from nvcli.text import Tokenizer
@@ -27,6 +30,8 @@ class SamplingSource(Protocol):
 
     def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams: ...
 
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedPrompt:
@@ -37,6 +42,7 @@ class PreparedPrompt:
     parse_tools: bool = False
     enable_thinking: bool = True
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: GrammarSpec | None = None
     num_truncated_tokens: int = 0  # cut off because the request asked for it
 
 
@@ -72,6 +78,7 @@ def prepare_chat(
         parse_tools=request.tools.is_active,
         enable_thinking=enable_thinking,
         bad_words=_bad_words(request.bad_words, tokenizer),
+        grammar=grammar_spec(request.structure, request.tools, tokenizer),
         num_truncated_tokens=len(token_ids) - len(kept),
     )
 
@@ -82,12 +89,17 @@ def prepare_completion(
     """Tokenize the prompts; token ids need no tokenizer. Raises `InvalidParameterError` for text
     where there is none."""
     words = _bad_words(request.bad_words, tokenizer)
+    grammar = grammar_spec(request.structure, Tools(), tokenizer)
     prepared = []
     for prompt in request.prompts:
         token_ids = _prompt_ids(prompt, tokenizer, max_model_len)
         kept = _truncate(token_ids, request.truncate_prompt_tokens, request.truncation_side)
         cut = len(token_ids) - len(kept)
-        prepared.append(PreparedPrompt(token_ids=kept, bad_words=words, num_truncated_tokens=cut))
+        prepared.append(
+            PreparedPrompt(
+                token_ids=kept, bad_words=words, grammar=grammar, num_truncated_tokens=cut
+            )
+        )
     return prepared
 
 
@@ -103,7 +115,8 @@ def engine_request(
 ) -> Request:
     """The engine's request. `sampling` lies over the checkpoint's defaults.
 
-    Raises `InvalidParameterError` for a value out of range.
+    Raises `InvalidParameterError` for a value out of range, `GrammarError` for a grammar that
+    cannot be used.
     """
     params = llm.sampling(enable_thinking=prompt.enable_thinking, **sampling)
     if prompt.bad_words:
@@ -117,6 +130,7 @@ def engine_request(
         is_streaming=is_streaming,
         priority=priority,
         cache_salt=cache_salt,
+        grammar=None if prompt.grammar is None else llm.compile_grammar(prompt.grammar),
     )
 
 

@@ -44,15 +44,6 @@ SAMPLING_FIELDS = (
     "top_logprobs",
 )
 
-# Known fields whose feature comes with the grammar.
-_GRAMMAR = "structured output is not supported yet"
-STRUCTURED_FIELDS = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
 _LATER = ("logprob_token_ids", "stream_interval", "repetition_detection")
 
 
@@ -92,21 +83,10 @@ def check_sampling(values: dict[str, Any]) -> None:
 
 
 def refuse_later(fields: Fields) -> None:
-    """Refuse by name what the grammar or a later version brings."""
-    for name in STRUCTURED_FIELDS:
-        if fields.get(name) is not None:
-            fields.refuse(name, _GRAMMAR)
+    """Refuse by name what a later version brings."""
     for name in _LATER:
         if fields.get(name) is not None:
             fields.refuse(name, "is not supported")
-    response_format = fields.object("response_format")
-    if response_format is None:
-        return
-    kind = response_format.text("type")
-    if kind in ("json_object", "json_schema", "structural_tag"):
-        fields.refuse("response_format", f"{kind} needs structured output, which is not there yet")
-    if kind != "text":
-        response_format.fail("type", "must be one of text, json_object, json_schema")
 
 
 def _stops(fields: Fields) -> tuple[str, ...] | None:

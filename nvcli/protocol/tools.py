@@ -1,41 +1,55 @@
-"""Tools of a chat request: `tools` and `tool_choice`, and the deprecated `functions` spelling.
-
-`auto` and `none` are implemented; choices that force a call need the grammar and are refused by
-name until it is there.
-"""
+"""Tools of a chat request: `tools` and `tool_choice`, and the deprecated `functions` spelling."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from nvcli.protocol.fields import Fields
+
 if TYPE_CHECKING:
-    from nvcli.protocol.fields import Fields
+    from collections.abc import Sequence
 
 TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call")
 MAX_TOOLS = 128
-_FORCED = "forcing a tool call is not supported yet; use auto or none"
+
+Choice = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """`definitions` go to the template; with `none` they are left out and nothing is parsed."""
+    """`definitions` go to the template; with `none` they are left out and nothing is parsed.
+
+    `allowed` narrows what may be called without changing what the model reads, so that the prompt
+    stays in the prefix cache; None allows all.
+    """
 
     definitions: tuple[dict[str, Any], ...] = ()
-    choice: Literal["auto", "none"] = "none"
+    choice: Choice = "none"
+    allowed: frozenset[str] | None = None
+    is_parallel: bool = True
 
     @property
     def is_active(self) -> bool:
-        return bool(self.definitions) and self.choice == "auto"
+        return bool(self.definitions) and self.choice != "none"
+
+    @property
+    def is_forced(self) -> bool:
+        return self.is_active and self.choice == "required"
+
+    @property
+    def callable_definitions(self) -> tuple[dict[str, Any], ...]:
+        if self.allowed is None:
+            return self.definitions
+        return tuple(d for d in self.definitions if d["function"]["name"] in self.allowed)
 
 
 def read_tools(fields: Fields) -> Tools:
     """Raises `InvalidParameterError` and `UnsupportedFieldError` naming the field."""
     definitions = _definitions(fields)
-    choice = _choice(fields, bool(definitions))
-    if fields.flag("parallel_tool_calls") is False and definitions:
-        fields.refuse("parallel_tool_calls", "false is not supported yet")
-    return Tools(definitions, choice)
+    choice, allowed = read_choice(fields, [d["function"]["name"] for d in definitions])
+    is_parallel = fields.flag("parallel_tool_calls") is not False
+    return Tools(definitions, choice, allowed, is_parallel)
 
 
 def _definitions(fields: Fields) -> tuple[dict[str, Any], ...]:
@@ -50,38 +64,98 @@ def _definitions(fields: Fields) -> tuple[dict[str, Any], ...]:
     name = "tools" if functions is None else "functions"
     if not 1 <= len(tools) <= MAX_TOOLS:
         fields.fail(name, f"must hold from 1 to {MAX_TOOLS} tools, got {len(tools)}")
-    return tuple(_definition(fields, tool, f"{name}[{i}]") for i, tool in enumerate(tools))
+    definitions = tuple(_definition(fields, tool, f"{name}[{i}]") for i, tool in enumerate(tools))
+    check_names(fields, name, [d["function"]["name"] for d in definitions])
+    return definitions
 
 
 def _definition(fields: Fields, tool: Any, place: str) -> dict[str, Any]:
-    from nvcli.protocol.fields import Fields as Reader
-
-    given = Reader(tool, fields.name(place))
+    given = Fields(tool, fields.name(place))
     kind = given.text("type") or "function"
     if kind != "function":
         given.refuse("type", f"tools of type {kind[:40]} are not supported; use function")
     function = given.object("function")
     if function is None:
         given.fail("function", "is missing")
+    return {"type": "function", "function": read_function(function)}
+
+
+def read_function(function: Fields) -> dict[str, Any]:
+    """Name, description, parameters and strict of a function, checked; as they were given."""
     if not function.text("name"):
         function.fail("name", "is missing")
     function.text("description")
     function.object("parameters")
-    return {"type": "function", "function": dict(function.raw)}
+    function.flag("strict")
+    return {key: value for key, value in function.raw.items() if value is not None}
 
 
-def _choice(fields: Fields, has_tools: bool) -> Literal["auto", "none"]:
+def check_names(fields: Fields, field: str, names: Sequence[str]) -> None:
+    for name in names:
+        if len(name) > 256 or not name.isprintable():
+            fields.fail(field, "has a name of more than 256 or of unprintable characters")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if list(names).count(name) > 1)
+        fields.fail(field, f"defines {twice[:80]} twice")
+
+
+def read_choice(
+    fields: Fields, names: Sequence[str], *, is_flat: bool = False
+) -> tuple[Choice, frozenset[str] | None]:
+    """`tool_choice`, or `function_call`, and the names it narrows the tools to.
+
+    `is_flat`: names stand beside the type, as in Responses, not in an object of their own.
+    """
     name = "tool_choice" if fields.has("tool_choice") else "function_call"
     choice = fields.get(name)
     fields.ignore(("tool_choice", "function_call"))
     if choice is None:
-        return "auto" if has_tools else "none"
+        return ("auto" if names else "none"), None
     if choice == "none":
-        return "none"
-    if not has_tools:
+        return "none", None
+    if not names:
         fields.fail(name, "is set without tools")
-    if choice == "auto":
-        return "auto"
-    if choice == "required" or isinstance(choice, dict):
-        fields.refuse(name, _FORCED)
-    fields.fail(name, "must be one of none, auto, required or an object that names a function")
+    if choice in ("auto", "required"):
+        return choice, None
+    if not isinstance(choice, dict):
+        fields.fail(name, "must be none, auto, required or an object that names a function")
+    given = fields.object(name)
+    assert given is not None, "the field is there"
+    if given.text("type") == "allowed_tools":
+        return _allowed(given, names, is_flat=is_flat)
+    if name == "tool_choice" and given.text("type") != "function":
+        given.fail("type", "must be function or allowed_tools")
+    holder = given if name == "function_call" or is_flat else given.object("function")
+    if holder is None:
+        given.fail("function", "is missing")
+    return "required", frozenset({_known(holder, names)})
+
+
+def _known(holder: Fields, names: Sequence[str]) -> str:
+    wanted = holder.text("name")
+    if not wanted:
+        holder.fail("name", "is missing")
+    if wanted not in names:
+        holder.fail("name", f"is {wanted[:80]}, which is none of the tools")
+    return wanted
+
+
+def _allowed(
+    given: Fields, names: Sequence[str], *, is_flat: bool
+) -> tuple[Choice, frozenset[str]]:
+    inner = given if is_flat or given.has("tools") else given.object("allowed_tools")
+    if inner is None:
+        given.fail("allowed_tools", "is missing")
+    mode = inner.choice("mode", ("auto", "required"))
+    if mode is None:
+        inner.fail("mode", "must be auto or required")
+    tools = inner.array("tools")
+    if not tools:
+        inner.fail("tools", "must hold at least one tool")
+    allowed = set()
+    for i, tool in enumerate(tools):
+        holder = Fields(tool, inner.name(f"tools[{i}]"))
+        if holder.has("function"):
+            holder = holder.object("function") or holder
+        allowed.add(_known(holder, names))
+    return ("required" if mode == "required" else "auto"), frozenset(allowed)

@@ -100,6 +100,11 @@ class Tokenizer:
         except KeyError:  # a token that was put into the vocabulary as plain text
             return token.encode("utf-8")
 
+    def to_json(self) -> str:
+        """The tokenizer.json of what was loaded."""
+        text: str = self._backend.to_str()
+        return text
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special
 

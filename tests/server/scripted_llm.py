@@ -15,6 +15,7 @@ from typing import Any
 from nvcli.config import EngineConfig
 from nvcli.engine.engine import Engine, Request
 from nvcli.engine.engine_thread import EngineThread
+from nvcli.engine.grammar import Grammar, GrammarCompiler, GrammarSpec
 from nvcli.engine.step import StepPlan, StepResult
 from nvcli.llm import PLAIN_SAMPLING, THINKING_SAMPLING
 from nvcli.text import Tokenizer
@@ -104,6 +105,7 @@ class ScriptedLLM:
         )
         self._thread = EngineThread(self.engine)
         self.supports_thinking = True
+        self._compiler: GrammarCompiler | None = None
         self.vocab_size = VOCABULARY
 
     @property
@@ -126,6 +128,13 @@ class ScriptedLLM:
         values = dict(THINKING_SAMPLING if enable_thinking else PLAIN_SAMPLING)
         values.update({k: v for k, v in overrides.items() if v is not None})
         return SamplingParams(**values)
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(
+                self.tokenizer, vocab_size=VOCABULARY, eos_token_ids=(self.eos,)
+            )
+        return self._compiler.compile(spec)
 
     def submit(self, request: Request, sink: Any) -> None:
         self.requests.append(request)
