@@ -91,7 +91,7 @@ class FakeLLM:
         return len(text.split())
 
     def stats(self) -> Any:
-        return SimpleNamespace(num_blocks=100, num_free_blocks=90, block_size=16)
+        return SimpleNamespace(num_blocks=100, num_free_blocks=90, num_named_blocks=40, block_size=16)
 
     def stream(
         self,

@@ -286,8 +286,8 @@ def _context(shell: Shell, arguments: str) -> None:
     shell.say(
         f"[{'#' * filled}{'.' * (30 - filled)}] {context_meter(use.used, use.limit)}\n"
         f"used          {spaced(use.used)} of {spaced(use.limit)} tokens\n"
-        f"KV blocks     {spaced(use.used_blocks)} of {spaced(use.num_blocks)} held"
-        f" ({use.block_size} tokens each)\n"
+        f"KV cache      {spaced(use.cached_blocks)} of {spaced(use.num_blocks)} blocks hold"
+        f" reusable text ({use.block_size} tokens each)\n"
         f"last prompt   {spaced(use.cached_tokens)} tokens came from the cache"
     )
 

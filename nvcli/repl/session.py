@@ -125,7 +125,7 @@ class ContextUse:
 
     used: int
     limit: int
-    used_blocks: int
+    cached_blocks: int
     num_blocks: int
     block_size: int
     cached_tokens: int  # of the last prompt, found in the prefix cache
@@ -231,7 +231,7 @@ class Session:
         return ContextUse(
             used=used,
             limit=self.llm.max_model_len,
-            used_blocks=stats.num_blocks - stats.num_free_blocks,
+            cached_blocks=stats.num_named_blocks,
             num_blocks=stats.num_blocks,
             block_size=stats.block_size,
             cached_tokens=last.usage.cached_tokens if last else 0,

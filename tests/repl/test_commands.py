@@ -181,7 +181,7 @@ def test_stats_and_context() -> None:
     assert not typed.shell.show_stats
     page = typed("/context")
     assert "used          4 of 32 768 tokens\n" in page
-    assert "KV blocks     10 of 100 held (16 tokens each)\n" in page
+    assert "KV cache      40 of 100 blocks hold reusable text (16 tokens each)\n" in page
 
 
 def test_output_of_commands_is_filtered() -> None:
