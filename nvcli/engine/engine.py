@@ -55,6 +55,7 @@ class EngineStats:
     num_preemptions: int
     num_blocks: int
     num_free_blocks: int
+    num_named_blocks: int  # hold a reusable prefix, whether held or free
     block_size: int
     num_queried_tokens: int  # known tokens of admitted sequences
     num_hit_tokens: int  # of those, found in the prefix cache
@@ -118,6 +119,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free,
+            num_named_blocks=blocks.num_named,
             block_size=blocks.block_size,
             num_queried_tokens=blocks.num_queried_tokens,
             num_hit_tokens=blocks.num_hit_tokens,
