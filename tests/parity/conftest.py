@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny import write_tiny_checkpoint
 
 from nvcli.llm import LLM
 from tests.text.tiny_tokenizer import write_tokenizer
+from tests.tiny import write_tiny_checkpoint
 
 VOCAB = 290
+DEVICE = os.environ.get("NVCLI_TEST_DEVICE", "cpu")  # read before the fixtures clear it
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +47,7 @@ def make_llm(checkpoint: Path) -> Iterator[Callable[..., LLM]]:
 
     def make(folder: Path = checkpoint, **options: Any) -> LLM:
         defaults: dict[str, Any] = {
-            "device": os.environ.get("NVCLI_TEST_DEVICE", "cpu"),
+            "device": DEVICE,
             "dtype": "float32",
             "block_size": 4,
             "num_blocks": 1000,
