@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.engine.grammar import GrammarSpec
+from nvcli.protocol.fields import UnsupportedFieldError
 
 if TYPE_CHECKING:
     from nvcli.protocol.fields import Fields
@@ -144,13 +145,17 @@ def grammar_spec(
     structure: Structure | None, tools: Tools, tokenizer: Tokenizer | None
 ) -> GrammarSpec | None:
     """The grammar of a request; None where the output is free. A model without tool-call tokens
-    answers in plain text, and then only `structure` counts."""
+    answers in plain text, and then only `structure` counts; a forced call is refused."""
     tags = None
     if tools.is_active and tokenizer is not None:
         start, end = tokenizer.tool_call_id, tokenizer.end_tool_call_id
         tags = None if start is None or end is None else (start, end)
-    parts: list[dict[str, Any]] = []
     if tags is None:
+        if tools.is_forced:
+            raise UnsupportedFieldError(
+                "tool_choice: the model has no tokens for tool calls, so none can be forced",
+                param="tool_choice",
+            )
         if structure is None:
             return None
         return _spec([{"name": "start", **structure.part}], structure.param)

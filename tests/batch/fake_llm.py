@@ -34,6 +34,7 @@ class ByteTokenizer:
 
     size = VOCABULARY
     supports_thinking = True
+    tool_call_id = end_tool_call_id = None  # tool calls are scripted
 
     def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         return list(text.encode("utf-8", "replace"))
@@ -190,6 +191,9 @@ class FakeLLM:
     def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
         values: dict[str, Any] = {"temperature": 0.6 if enable_thinking else 0.7}
         return SamplingParams(**{**values, **overrides})
+
+    def compile_grammar(self, spec: Any) -> Any:
+        return None  # the answers are scripted
 
     def submit(self, request: Any, sink: Any) -> None:
         self._thread.submit(request, sink)
