@@ -54,6 +54,8 @@ class EngineConfig:
     """Reuse the KV blocks of equal prefixes."""
     run_ahead: bool | None = None
     """Launch the next step before the last one is read; None: on CUDA yes, on the CPU no."""
+    enforce_eager: bool = False
+    """Launch every kernel of a step by itself instead of replaying CUDA graphs."""
     attention_backend: AttentionBackendName = "auto"
     """Which attention runs; `auto` takes the fastest that fits and says which."""
     generation_config: Literal["auto", "none"] = "auto"

@@ -9,6 +9,7 @@ step's event and reads. On the CPU the work is done when `launch` returns.
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from nvcli import kernels
 from nvcli.engine.device_state import DeviceState
 from nvcli.engine.kv_cache import (
     DEFAULT_SHARE,
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nvcli.config import EngineConfig
+    from nvcli.engine.cuda_graph import GraphRunner
     from nvcli.engine.device_state import StepInputs
+    from nvcli.engine.step_sampler import StepSampler
     from nvcli.kernels.attention import AttentionBackend
     from nvcli.layers.forward_batch import ForwardBatch
     from nvcli.models.config import ModelConfig
@@ -58,7 +62,9 @@ class Model(Protocol):
 
     def forward(self, batch: ForwardBatch) -> Tensor: ...  # -> [T, E]
 
-    def compute_logits(self, hidden: Tensor) -> Tensor: ...  # [R, E] -> [R, V]
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[R, E] -> [R, V], into `out` where it is given."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,8 @@ class StartupReport:
     block_size: int
     pool_bytes: int
     weights_bytes: int
+    num_graphs: int = 0
+    graph_bytes: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -115,6 +123,9 @@ def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> tor
 
 class ModelRunner:
     """Implements `StepDevice`. One thread at a time; plans run in launch order."""
+
+    graphs: GraphRunner | None  # captured steps, on CUDA
+    _step_sampler: StepSampler | None  # the sampling kernel and what stands in for it, on CUDA
 
     def __init__(
         self,
@@ -173,6 +184,8 @@ class ModelRunner:
             self.num_blocks = self._settle_num_blocks(memory_before)
         with _stage(stage_s, "kv_cache"):
             self._allocate(self.num_blocks)
+        with _stage(stage_s, "graphs"):
+            graph_bytes = self._capture_graphs()
         self.startup = StartupReport(
             device=torch.cuda.get_device_name(self.device) if kind == "cuda" else "cpu",
             dtype=str(self.dtype).removeprefix("torch."),
@@ -183,6 +196,8 @@ class ModelRunner:
             block_size=self.block_size,
             pool_bytes=self.kv_cache.nbytes,
             weights_bytes=self._weights_bytes,
+            num_graphs=self.graphs.num_graphs if self.graphs is not None else 0,
+            graph_bytes=graph_bytes,
             stage_s=stage_s,
         )
 
@@ -259,7 +274,52 @@ class ModelRunner:
             ) from error
         peak = torch.cuda.max_memory_allocated(self.device) - before
         torch.cuda.empty_cache()
-        return peak
+        return peak + self._graph_bytes_bound()
+
+    def _graph_bytes_bound(self) -> int:
+        """What all CUDA graphs may take: measured on the largest of each kind, then dropped."""
+        graphs = self._make_graphs()
+        if graphs is None:
+            return 0
+        from nvcli.engine.cuda_graph import Capture
+
+        before = self._free_memory()
+        with torch.inference_mode():
+            graphs.capture(Capture(self.device), limit=1)
+        bound = graphs.bytes_beyond(before - self._free_memory()) + graphs.buffer_bytes
+        del graphs
+        gc.collect()
+        torch.cuda.empty_cache()
+        return bound
+
+    def _make_graphs(self) -> GraphRunner | None:
+        if self._step_sampler is None or self.config.enforce_eager:
+            return None
+        if getattr(self.attention, "name", "") != "triton":  # others plan on the host
+            return None
+        from nvcli.engine.cuda_graph import GraphRunner
+
+        return GraphRunner(
+            self.model,
+            self.state,
+            self._step_sampler,
+            self.attention,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            dtype=self.dtype,
+        )
+
+    def _capture_graphs(self) -> int:
+        """-> the bytes they take."""
+        self.graphs = self._make_graphs()
+        if self.graphs is None:
+            return 0
+        from nvcli.engine.cuda_graph import Capture
+
+        before = self._free_memory()
+        with torch.inference_mode():
+            self.graphs.capture(Capture(self.device))
+        torch.cuda.synchronize(self.device)
+        return before - self._free_memory() + self.graphs.buffer_bytes
 
     def _profile_plans(self) -> Iterator[StepPlan]:
         """All slots decoding, then the token budget as prompts; only the dummy block is read."""
@@ -288,6 +348,12 @@ class ModelRunner:
             device=self.device,
         )
         self.sampler = Sampler(self.state, self.vocab_size)
+        self.graphs = None
+        self._step_sampler = None
+        if self.device.type == "cuda" and kernels.uses_triton():
+            from nvcli.engine.step_sampler import StepSampler
+
+            self._step_sampler = StepSampler(self.state, self.sampler, self.vocab_size)
 
     def close(self) -> None:
         """Give the memory back. Safe to call twice."""
@@ -296,7 +362,7 @@ class ModelRunner:
         self._is_closed = True
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        del self.model, self.kv_cache, self.state, self.sampler
+        del self.model, self.kv_cache, self.state, self.sampler, self.graphs, self._step_sampler
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -322,9 +388,17 @@ class ModelRunner:
             ) from error
 
     def _launch(self, plan: StepPlan) -> RunnerTicket:
+        replayed = self.graphs.run(plan) if self.graphs is not None else None
+        if replayed is not None:
+            logits, sampled = replayed  # of all rows
+            ticket = RunnerTicket(plan, list(range(len(plan.rows))))
+            return self._send(ticket, [sampled, *self._logprobs(ticket, logits, sampled)])
         inputs = self.state.prepare(plan, self.attention)
+        if self._step_sampler is not None:
+            self._step_sampler.admit(plan)
         if inputs is None:
             return RunnerTicket(plan)
+        assert inputs.batch is not None, "prepare makes a batch"
         hidden = self.model.forward(inputs.batch)  # [T, E]
         ticket = RunnerTicket(plan, inputs.sample_rows)
         pieces: list[Tensor] = []
@@ -333,12 +407,30 @@ class ModelRunner:
                 logits = self.model.compute_logits(hidden[inputs.batch.logits_indices])
             else:
                 logits = self.model.compute_logits(hidden)  # [R, V]
-            slots = [plan.rows[i].slot for i in inputs.sample_rows]
-            sampled = self.sampler.sample(logits, slots, inputs)  # [R]
-            self.state.store_samples(plan, inputs, sampled)
-            pieces.append(sampled.to(torch.int32))
-            pieces += self._logprobs(ticket, logits, sampled)
+            sampled = self._sample(plan, inputs, logits)
+            pieces += [sampled, *self._logprobs(ticket, logits, sampled)]
         pieces += self._prompt_logprobs(ticket, inputs, hidden)
+        return self._send(ticket, pieces)
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> Tensor:
+        """Sample and write the tokens to their slots.  logits: [R, V] -> [R] int32."""
+        if self._step_sampler is not None:
+            rows, slots, positions = (
+                inputs.sample_rows,
+                inputs.sample_slots,
+                inputs.sample_positions,
+            )
+            out = torch.empty(len(rows), dtype=torch.int32, device=self.device)
+            self._step_sampler.run_kernel(logits, slots, positions, out)
+            self._step_sampler.finish(plan, rows, logits, slots, positions, out)
+            return out
+        slots_of_rows = [plan.rows[i].slot for i in inputs.sample_rows]
+        sampled = self.sampler.sample(logits, slots_of_rows, inputs)  # [R]
+        self.state.store_samples(plan, inputs, sampled)
+        return sampled.to(torch.int32)
+
+    def _send(self, ticket: RunnerTicket, pieces: list[Tensor]) -> RunnerTicket:
+        """Start the copy of a step's results to the host.  pieces: int32, [...] each."""
         if pieces:
             output = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             if self.device.type == "cuda":
@@ -347,7 +439,7 @@ class ModelRunner:
                 ticket.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ticket.event.record()
             else:
-                ticket.output = output
+                ticket.output = output.clone()  # the next step may write where it stands
         return ticket
 
     def _logprobs(self, ticket: RunnerTicket, logits: Tensor, sampled: Tensor) -> list[Tensor]:
@@ -355,7 +447,7 @@ class ModelRunner:
         wanted: list[int] = []
         for index, row in enumerate(ticket.sample_rows):
             k = ticket.plan.rows[row].seq.params.logprobs
-            if k is not None:
+            if k is not None and ticket.plan.rows[row].samples:
                 wanted.append(index)
                 ticket.logprob_k = max(ticket.logprob_k, k)
         if not wanted:
@@ -366,7 +458,7 @@ class ModelRunner:
         if len(wanted) < logits.shape[0]:
             index_of = self.state.upload_index(wanted)
             logits, sampled = logits[index_of], sampled[index_of]
-        return [pack_logprobs(logits, sampled, ticket.logprob_k).flatten()]
+        return [pack_logprobs(logits, sampled.long(), ticket.logprob_k).flatten()]
 
     def _prompt_logprobs(
         self, ticket: RunnerTicket, inputs: StepInputs, hidden: Tensor

@@ -3,7 +3,7 @@
 Every op has a plain version in `reference.py` that says what it means. Faster versions replace it
 where they fit: Triton kernels for CUDA tensors, `cpu.py` for the CPU. `NVCLI_KERNELS=reference` in
 the environment, or `set_kernels("reference")`, turns all of them off, to compare or to look for a
-fault.
+fault; `triton` turns on those that are not proven on a GPU yet.
 
 Attention is larger than an op and has its backends in `attention.py`.
 
@@ -25,25 +25,37 @@ from nvcli.kernels import cpu, reference
 if TYPE_CHECKING:
     from torch import Tensor
 
+CHOICES = ("auto", "reference", "triton")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+PROVEN_ON_CUDA = False  # the Triton kernels beside `kv_store`: `auto` takes them once they are
 _use_fast = True
+_use_new = PROVEN_ON_CUDA
 
 
 def set_kernels(choice: str) -> None:
-    """`auto`: the fastest version that fits; `reference`: plain PyTorch everywhere."""
-    global _use_fast
-    if choice not in ("auto", "reference"):
+    """`auto`: the fastest proven version that fits; `reference`: plain PyTorch everywhere;
+    `triton`: every kernel there is.
+    """
+    global _use_fast, _use_new
+    if choice not in CHOICES:
         raise UsageError(
-            f"NVCLI_KERNELS must be auto or reference, got {choice!r}", param="NVCLI_KERNELS"
+            f"NVCLI_KERNELS must be one of {', '.join(CHOICES)}, got {choice!r}",
+            param="NVCLI_KERNELS",
         )
-    _use_fast = choice == "auto"
+    _use_fast = choice != "reference"
+    _use_new = choice == "triton" or (choice == "auto" and PROVEN_ON_CUDA)
 
 
 set_kernels(os.environ.get("NVCLI_KERNELS") or "auto")
 
 
+def uses_triton() -> bool:
+    """Whether our Triton kernels run for CUDA tensors."""
+    return _use_new and HAS_TRITON
+
+
 def _use_triton(x: Tensor) -> bool:
-    return _use_fast and HAS_TRITON and x.device.type == "cuda"
+    return x.device.type == "cuda" and uses_triton()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -151,7 +163,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     k_cache, v_cache:  [N, P, Hk, D]  written in place; any strides, unit in D
     slot_mapping:      [T] int64      block * P + offset; -1 skips the row
     """
-    if _use_triton(k):
+    if _use_fast and HAS_TRITON and k.device.type == "cuda":
         from nvcli.kernels import kv_store
 
         kv_store.store_kv(k, v, k_cache, v_cache, slot_mapping)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from nvcli.errors import DeviceError, UnsupportedParameterError
+from nvcli import kernels
+from nvcli.errors import DeviceError
 from nvcli.kernels.flash_attention import FlashAttention2, FlashAttention3
 from nvcli.kernels.torch_attention import TorchAttention
+from nvcli.kernels.triton_attention import TritonAttention
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +46,8 @@ class AttentionBackend(Protocol):
         ...
 
 
-_FLASH: dict[str, type[FlashAttention2 | FlashAttention3]] = {
+_FAST: dict[str, type[TritonAttention | FlashAttention2 | FlashAttention3]] = {
+    "triton": TritonAttention,
     "fa3": FlashAttention3,
     "fa2": FlashAttention2,
 }  # fastest first
@@ -57,32 +60,26 @@ def select_backend(
 
     name: `auto`, `torch`, `fa2`, `fa3` or `triton`; dtype is the KV cache's.
 
-    Raises `DeviceError` when a backend named by the user cannot run here, and
-    `UnsupportedParameterError` for one that this version does not have.
+    Raises `DeviceError` when a backend named by the user cannot run here.
     """
-    if name == "triton":
-        raise UnsupportedParameterError(
-            "attention backend triton is not available in this version",
-            hint="Use auto, torch, fa2 or fa3.",
-            param="attention_backend",
-        )
     if name == "torch":
         return TorchAttention(), "torch, as asked"
-    if name in _FLASH:
-        flash = _FLASH[name]
-        obstacle = flash.obstacle(device, dtype, head_dim, block_size)
+    if name in _FAST:
+        fast = _FAST[name]
+        obstacle = fast.obstacle(device, dtype, head_dim, block_size)
         if obstacle is not None:
             raise DeviceError(
                 f"attention backend {name} cannot run: {obstacle}", param="attention_backend"
             )
-        return flash(), f"{name}, as asked"
+        return fast(), f"{name}, as asked"
     assert name == "auto", f"unknown attention backend {name!r}"
     if device.type != "cuda":
         return TorchAttention(), f"torch, for the {device.type.upper()}"
     obstacles: list[str] = []
-    for key, flash in _FLASH.items():
-        obstacle = flash.obstacle(device, dtype, head_dim, block_size)
+    candidates = _FAST if kernels.uses_triton() else {k: _FAST[k] for k in ("fa3", "fa2")}
+    for key, fast in candidates.items():
+        obstacle = fast.obstacle(device, dtype, head_dim, block_size)
         if obstacle is None:
-            return flash(), "; ".join([f"{key}, the fastest that fits", *obstacles])
+            return fast(), "; ".join([f"{key}, the fastest that fits", *obstacles])
         obstacles.append(f"no {key}: {obstacle}")
     return TorchAttention(), "; ".join(["torch, slow on CUDA", *obstacles])

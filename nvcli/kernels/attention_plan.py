@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
+MIN_LANES = 256  # one variant serves every batch up to it
 PROGRAMS_PER_SM = 16  # aimed at for large batches: more programs, shorter tail, more to merge
 
 
@@ -58,7 +59,7 @@ def _chunk_size(  # type: ignore[no-untyped-def]
     return tl.cdiv(chunk, TILE) * TILE
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "max_items", "max_tiles"])  # type: ignore[untyped-decorator]
 def _plan_kernel(  # type: ignore[no-untyped-def]
     cu_seqlens_ptr,  # [B + 1] int32
     seq_lens_ptr,  # [B] int32
@@ -170,7 +171,7 @@ def make_plan(
         PER_SM=PROGRAMS_PER_SM,
         TILE=KEYS_PER_TILE,
         TOKENS_PER_TILE=tokens_per_tile,
-        ROWS_POW2=triton.next_power_of_2(num_rows),
+        ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
         **launch_options(device, num_warps=4),
     )
     return AttentionPlan(items, tiles, sizes, has_decode, has_prefill)

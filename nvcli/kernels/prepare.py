@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SAMPLES = 1
 IS_STORED = 2
 TOKENS_AT_ONCE = 256
+MIN_LANES = 256  # one variant serves every batch up to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class StepTensors:
         )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _rows_kernel(  # type: ignore[no-untyped-def]
     rows_ptr,  # [B, 4] int32
     tokens_ptr,  # [S, L] int32
@@ -135,7 +136,7 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
         tl.store(logits_indices_ptr + row, tl.maximum(end - 1, 0).to(tl.int64), mask=is_row)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "num_tokens"])  # type: ignore[untyped-decorator]
 def _tokens_kernel(  # type: ignore[no-untyped-def]
     rows_ptr,  # [B, 4] int32
     tokens_ptr,  # [S, L] int32
@@ -215,7 +216,7 @@ def prepare(
         block_table.stride(0),
         num_rows,
         P=block_size,
-        ROWS_POW2=triton.next_power_of_2(num_rows),
+        ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
         IS_DECODE=is_decode,
         **launch_options(tokens.device, num_warps=4),
     )

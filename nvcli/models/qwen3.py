@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import nn
 
 from nvcli import kernels
@@ -18,7 +19,6 @@ from nvcli.layers.norm import RMSNorm
 from nvcli.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from nvcli.layers.forward_batch import ForwardBatch
@@ -107,8 +107,13 @@ class Qwen3ForCausalLM(nn.Module):
         """Hidden states [T, E] of the step's tokens; stores their KV on the way."""
         return cast("Tensor", self.model(batch))
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] in the model's dtype, the padded part of the vocabulary included."""
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[R, E] -> [R, V] in the model's dtype, the padded part of the vocabulary included.
+
+        out: where to write them, for a captured step whose logits have a fixed address.
+        """
+        if out is not None:
+            return torch.mm(hidden, self.lm_head.weight.t(), out=out)
         return cast("Tensor", self.lm_head(hidden))
 
     def tie_head(self) -> None:

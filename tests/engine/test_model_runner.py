@@ -129,7 +129,7 @@ def test_it_is_a_step_device_and_says_what_it_loaded(folder: Path) -> None:
     assert report.pool_bytes == 1024 * 4 * 65
     parameters = runner.model.parameters()  # type: ignore[attr-defined]
     assert report.weights_bytes >= sum(p.numel() * 4 for p in parameters)
-    assert set(report.stage_s) == {"weights", "attention", "profile", "kv_cache"}
+    assert set(report.stage_s) == {"weights", "attention", "profile", "kv_cache", "graphs"}
     assert (runner.depth, runner.max_num_batched_tokens) == (0, 1024)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nvcli.errors import DeviceError, UnsupportedParameterError
+from nvcli.errors import DeviceError
 from nvcli.kernels import attention, reference
 from nvcli.kernels.attention import select_backend
 from nvcli.kernels.torch_attention import TorchAttention
@@ -155,19 +155,11 @@ def test_torch_by_name() -> None:
     assert select("torch") == ("torch", "torch, as asked")
 
 
-@pytest.mark.parametrize("name", ["fa2", "fa3"])
+@pytest.mark.parametrize("name", ["fa2", "fa3", "triton"])
 def test_flash_attention_needs_cuda(name: str) -> None:
     with pytest.raises(DeviceError) as caught:
         select(name)
     assert str(caught.value) == f"attention backend {name} cannot run: it needs a CUDA device"
-
-
-def test_triton_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedParameterError) as caught:
-        select("triton")
-    assert str(caught.value) == (
-        "attention backend triton is not available in this version. Use auto, torch, fa2 or fa3."
-    )
 
 
 def pretend_device(monkeypatch: pytest.MonkeyPatch, *, capability: tuple[int, int]) -> None:
@@ -183,6 +175,15 @@ def test_auto_on_hopper_without_flash_attention_says_what_to_install(
         "torch, slow on CUDA; no fa3: it is not installed (pip install 'nvcli[fa3]'); "
         "no fa2: --block-size must be a multiple of 256, not 16",
     )
+
+
+def test_auto_takes_our_kernels_where_they_are_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_device(monkeypatch, capability=(9, 0))
+    monkeypatch.setattr("nvcli.kernels._use_new", True)
+    monkeypatch.setattr("nvcli.kernels.HAS_TRITON", True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    name, reason = select("auto", device=torch.device("cuda"))
+    assert (name, reason) == ("triton", "triton, the fastest that fits")
 
 
 def test_absent_package_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,259 @@
+"""Whole steps as CUDA graphs: inputs, model, head, sampler and the update of the slots.
+
+Hot path: yes (`run`).
+
+A captured step reads `rows [B, 4]` from a fixed address and everything else from tables that stay
+where they are, so replaying it costs the host one small copy and one launch. Two kinds of buckets:
+
+    decode   B rows of one token: 1, 2, 4, 8, by 8 up to 256, then by 16; always max_num_seqs
+    tokens   T tokens of any rows (prompts, chunks, decoding rows mixed): 16 to 1,024
+
+A step takes the smallest bucket that holds it. Rows and tokens beyond it are padding: they belong
+to the dummy slot, have no keys, store nothing and sample nothing. Larger steps, and those with
+prompt log-probabilities, run eagerly: they are long enough to hide the host.
+
+All graphs share one memory pool, and replay in stream order; so the logits of a step stay valid
+for eager kernels (log-probabilities, samplers that the kernel does not know) until the next step.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nvcli.kernels.prepare import IS_STORED, SAMPLES, StepTensors, prepare
+from nvcli.layers.forward_batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nvcli.engine.device_state import DeviceState
+    from nvcli.engine.model_runner import Model
+    from nvcli.engine.step import StepPlan
+    from nvcli.engine.step_sampler import StepSampler
+    from nvcli.kernels.attention import AttentionBackend
+
+TOKEN_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+STAGING_RING = 4  # at least depth + 2 steps may have their copy outstanding
+BYTES_PER_GRAPH = 4 << 20  # an upper bound for what the driver keeps of one
+
+
+def decode_buckets(max_num_seqs: int) -> list[int]:
+    """Batch sizes to capture, rising; the last is `max_num_seqs`."""
+    sizes = [1, 2, 4, 8, *range(16, 257, 8), *range(272, max_num_seqs + 1, 16), max_num_seqs]
+    return sorted({size for size in sizes if size <= max_num_seqs})
+
+
+def token_buckets(max_num_batched_tokens: int) -> list[int]:
+    """Token counts to capture for steps that are not all decode, rising."""
+    return [size for size in TOKEN_BUCKETS if size <= max_num_batched_tokens]
+
+
+class Capture:
+    """Captures functions as CUDA graphs in one memory pool. Tests put a stand-in in its place."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, body: Callable[[], None]) -> Any:
+        """-> an object whose `replay` enqueues what `body` enqueued."""
+        body()  # compiles and loads what is new
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            body()
+        return graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """A captured step of at most `rows` rows and `tokens` tokens."""
+
+    graph: Any
+    rows: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Staging:
+    host: Any  # numpy view of the pinned buffer, [Bmax, 4] int32
+    pinned: Tensor
+    event: Any
+
+
+class GraphRunner:
+    """Owns the captured steps and their buffers. Every method but `capture` only enqueues."""
+
+    def __init__(
+        self,
+        model: Model,
+        state: DeviceState,
+        sampler: StepSampler,
+        attention: AttentionBackend,
+        *,
+        max_num_batched_tokens: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.model = model
+        self.state = state
+        self.sampler = sampler
+        self.attention = attention
+        max_num_seqs = state.dummy_slot
+        self.decode_sizes = decode_buckets(max_num_seqs)
+        self.token_sizes = token_buckets(max_num_batched_tokens)
+        device = state.device
+        num_tokens = max([max_num_seqs, *self.token_sizes])
+        self.step = StepTensors.allocate(max_num_seqs, num_tokens, device)
+        self._padding = np.array([state.dummy_slot, 0, 0, 0], np.int32)
+        self.step.rows.copy_(torch.from_numpy(self._padding))
+        self.logits = torch.zeros(
+            (max_num_seqs, state.padded_vocab_size), dtype=dtype, device=device
+        )
+        self.out = torch.full((max_num_seqs,), -1, dtype=torch.int32, device=device)
+        self._decode: dict[int, _Bucket] = {}
+        self._mixed: dict[int, _Bucket] = {}
+        self._ring: list[_Staging] = []
+        self._turn = 0
+
+    # --- capture ---------------------------------------------------------------------------------
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._decode) + len(self._mixed)
+
+    def capture(
+        self, capture: Callable[[Callable[[], None]], Any], limit: int | None = None
+    ) -> None:
+        """Capture every bucket, the largest first, so that the smaller ones reuse its memory.
+
+        limit: so many of each kind, to measure what they take.
+        """
+        gc.collect()
+        for size in self.decode_sizes[::-1][:limit]:
+            self._decode[size] = self._capture(capture, size, size, is_decode=True)
+        for size in self.token_sizes[::-1][:limit]:
+            rows = min(size, self.state.dummy_slot)
+            self._mixed[size] = self._capture(capture, rows, size, is_decode=False)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the logits, which is all that counts of what stands outside the graphs."""
+        return self.logits.nbytes
+
+    def bytes_beyond(self, only_largest: int) -> int:
+        """Bound on the memory of all graphs, given what one of each kind took."""
+        num_graphs = len(self.decode_sizes) + len(self.token_sizes)
+        return only_largest + num_graphs * BYTES_PER_GRAPH
+
+    def _capture(
+        self,
+        capture: Callable[[Callable[[], None]], Any],
+        num_rows: int,
+        num_tokens: int,
+        *,
+        is_decode: bool,
+    ) -> _Bucket:
+        step = self.step.cut(num_rows, num_tokens)
+        graph = capture(lambda: self._body(step, is_decode))
+        return _Bucket(graph, num_rows, num_tokens)
+
+    def _body(self, step: StepTensors, is_decode: bool) -> None:
+        """One step from its rows, all on the device."""
+        state = self.state
+        num_rows = step.rows.shape[0]
+        prepare(step, state.tokens, state.block_table, state.block_size, is_decode=is_decode)
+        batch = ForwardBatch(
+            input_ids=step.input_ids,
+            positions=step.positions,
+            slot_mapping=step.slot_mapping,
+            cu_seqlens_q=step.cu_seqlens_q,
+            seq_lens=step.seq_lens,
+            slots=step.slots,
+            block_table=state.block_table,
+            logits_indices=step.logits_indices,
+            kv_caches=state.kv_cache.layers,
+            attention=self.attention,
+            query_lens=[],
+            key_lens=[],
+            block_ids=[],
+            is_padded=True,
+        )
+        hidden = self.model.forward(batch)  # [T, E]
+        if not is_decode:
+            hidden = hidden[step.logits_indices]  # [B, E]
+        logits = self.model.compute_logits(hidden, out=self.logits[:num_rows])
+        self.sampler.run_kernel(
+            logits, step.sample_slots, step.sample_positions, self.out[:num_rows]
+        )
+
+    # --- a step ----------------------------------------------------------------------------------
+
+    def run(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
+        """Replay the step; None, and nothing done, where no bucket holds it.
+
+        -> logits [B, V] and samples [B] int32 (-1 where a row does not sample), of the plan's B
+        rows, valid until the next step.
+        """
+        bucket = self._bucket_for(plan)
+        if bucket is None:
+            return None
+        state, num_rows = self.state, len(plan.rows)
+        state.apply_deltas(plan)
+        self.sampler.admit(plan)
+        self._upload_rows(plan, bucket.rows)
+        bucket.graph.replay()
+        logits, out = self.logits[:num_rows], self.out[:num_rows]
+        self.sampler.finish(
+            plan,
+            list(range(num_rows)),
+            logits,
+            self.step.slots[:num_rows],
+            self.step.sample_positions[:num_rows],
+            out,
+        )
+        return logits, out
+
+    def _bucket_for(self, plan: StepPlan) -> _Bucket | None:
+        rows = plan.rows
+        if not rows or any(row.seq.params.prompt_logprobs is not None for row in rows):
+            return None
+        num_tokens = plan.num_tokens
+        sizes = self.decode_sizes if num_tokens == len(rows) else self.token_sizes
+        at = bisect.bisect_left(sizes, num_tokens)
+        if at == len(sizes):
+            return None
+        return (self._decode if sizes is self.decode_sizes else self._mixed)[sizes[at]]
+
+    def _upload_rows(self, plan: StepPlan, num_rows: int) -> None:
+        """The plan's rows, then padding up to the bucket, as one copy that does not wait."""
+        staging = self._next_staging()
+        host = staging.host
+        count = len(plan.rows)
+        host[:count] = [
+            (row.slot, row.start, row.n, row.samples * SAMPLES | row.is_stored * IS_STORED)
+            for row in plan.rows
+        ]
+        host[count:num_rows] = self._padding
+        self.step.rows[:num_rows].copy_(staging.pinned[:num_rows], non_blocking=True)
+        if staging.event is not None:
+            staging.event.record()
+
+    def _next_staging(self) -> _Staging:
+        self._turn = (self._turn + 1) % STAGING_RING
+        if len(self._ring) < STAGING_RING:
+            is_cuda = self.state.device.type == "cuda"
+            pinned = torch.empty(self.step.rows.shape, dtype=torch.int32, pin_memory=is_cuda)
+            event = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+            self._ring.append(_Staging(pinned.numpy(), pinned, event))
+            return self._ring[-1]
+        staging = self._ring[self._turn]
+        if staging.event is not None:
+            staging.event.synchronize()  # STAGING_RING steps old: done long ago
+        return staging

@@ -1,0 +1,170 @@
+"""Captured steps against the eager loop, on the CPU: our kernels interpreted, and in place of a
+CUDA graph a stand-in that repeats the captured body. It checks what a real graph would not: that
+nothing the step reads has moved, and that no value left by another step is needed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.triton_testing import needs_triton, run_in_interpreter
+
+VOCAB, TOKENIZER_SIZE, P = 300, 290, 4
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    {"temperature": 0.9, "top_p": 0.8},  # the eager sampler's
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 1.0, "min_p": 0.1, "logprobs": 2},
+    {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": (5,)},
+    {"temperature": 0.0, "logprobs": 3},
+]
+
+
+class RepeatedBody:
+    """Replays by running the body again, with the step's tensors poisoned before."""
+
+    def __init__(self, body: Callable[[], None], runner: Any) -> None:
+        self.body = body
+        self.runner = runner
+        self.addresses = self._addresses()
+        self.num_replays = 0
+
+    def _addresses(self) -> list[int]:
+        state, graphs = self.runner.state, self.runner.graphs
+        tensors = [state.tokens, state.block_table, state.params_f, state.params_i]
+        tensors += [graphs.logits, graphs.out, graphs.step.rows]
+        return [tensor.data_ptr() for tensor in tensors]
+
+    def replay(self) -> None:
+        assert self._addresses() == self.addresses, "a captured address has changed"
+        step = self.runner.graphs.step
+        for name in step.__slots__:
+            if name != "rows":
+                getattr(step, name).fill_(-12345)
+        self.runner.graphs.logits.fill_(float("nan"))
+        self.runner.graphs.out.fill_(-7)
+        self.num_replays += 1
+        self.body()
+
+
+def make_runner(folder: Path, *, captured: bool, max_num_seqs: int = 12) -> Any:
+    from nvcli.config import EngineConfig
+    from nvcli.engine import cuda_graph
+    from nvcli.engine.model_runner import ModelRunner
+    from nvcli.engine.step_sampler import StepSampler
+    from nvcli.kernels.triton_attention import TritonAttention
+    from nvcli.models.config import ModelConfig
+
+    config = EngineConfig(
+        device="cpu", block_size=P, num_blocks=120, max_num_seqs=max_num_seqs, run_ahead=True
+    )
+    attention = TritonAttention() if captured else None
+    runner = ModelRunner(
+        folder, ModelConfig.from_hf(folder), config, vocab_size=TOKENIZER_SIZE, attention=attention
+    )
+    if captured:
+        runner._step_sampler = StepSampler(runner.state, runner.sampler, runner.vocab_size)
+        cuda_graph.TOKEN_BUCKETS = (16, 32)  # type: ignore[assignment]
+        graphs = cuda_graph.GraphRunner(
+            runner.model,
+            runner.state,
+            runner._step_sampler,
+            runner.attention,
+            max_num_batched_tokens=64,
+            dtype=torch.float32,
+        )
+        runner.graphs = graphs
+        graphs.capture(lambda body: RepeatedBody(body, runner))
+        assert graphs.decode_sizes == [1, 2, 4, 8, 12]
+        assert graphs.num_graphs == 7
+    return runner
+
+
+def generate(runner: Any, depth: int) -> list[tuple[list[int], list[Any]]]:
+    """A day of an engine: arrivals while others decode, chunks, ends, one preemption by recompute.
+
+    -> token ids and log-probabilities of every sequence.
+    """
+    from nvcli.engine.core import EngineCore
+    from nvcli.engine.sequence import Sequence
+    from nvcli.types import SamplingParams
+
+    rng = random.Random(4)
+    found: dict[int, tuple[list[int], list[Any]]] = {}
+
+    def consume(updates: list[Any]) -> None:
+        for update in updates:
+            ids, logprobs = found.setdefault(update.seq.seq_id, ([], []))
+            ids += update.token_ids
+            logprobs += update.logprobs
+            assert update.error is None
+
+    core = EngineCore(runner, consume, max_num_batched_tokens=24, depth=depth)
+    shared = [rng.randrange(TOKENIZER_SIZE) for _ in range(9)]
+    for i in range(14):
+        params = SamplingParams(**PARAMS[i % len(PARAMS)])
+        prompt = (shared if i % 3 == 0 else []) + [
+            rng.randrange(TOKENIZER_SIZE) for _ in range(rng.randrange(1, 30))
+        ]
+        core.add(Sequence(i, prompt, params, rng.randrange(4, 12), seed=100 + i))
+        for _ in range(rng.randrange(2)):
+            core.step()
+    while core.has_unfinished:
+        core.step()
+    return [found[i] for i in sorted(found)]
+
+
+def check_equal_to_eager() -> None:
+    import tempfile
+
+    from nvcli import kernels
+    from nvcli.kernels import sampling
+    from tests.tiny import write_tiny_checkpoint
+
+    folder = Path(tempfile.mkdtemp())
+    write_tiny_checkpoint(folder)
+    plain = generate(make_runner(folder, captured=False), depth=0)
+    kernels._use_triton = lambda x: True
+    sampling.CHUNK = 512  # the interpreter is slow at ordering wide chunks
+    runner = make_runner(folder, captured=True)
+    results = [generate(runner, depth=1)]
+    graphs = runner.graphs
+    buckets = [*graphs._decode.values(), *graphs._mixed.values()]
+    used = [(b.rows, b.tokens) for b in buckets if b.graph.num_replays > 0]
+    assert len(used) >= 5, used
+    runner.graphs = None  # the same kernels, launched one by one
+    results.append(generate(runner, depth=0))
+    for result in results:
+        for i, (got, want) in enumerate(zip(result, plain, strict=True)):
+            assert got[0] == want[0], (i, got[0], want[0])
+            for ours, theirs in zip(got[1], want[1], strict=True):
+                assert ours.token_id == theirs.token_id
+                assert abs(ours.logprob - theirs.logprob) < 1e-4
+
+
+@needs_triton
+@pytest.mark.interpret
+@pytest.mark.timeout(600)
+def test_captured_steps_equal_the_eager_loop() -> None:
+    run_in_interpreter("tests.engine.test_captured_steps", "check_equal_to_eager")
+
+
+@pytest.mark.torch
+def test_buckets_always_hold_the_largest_batch() -> None:
+    from nvcli.engine.cuda_graph import decode_buckets, token_buckets
+
+    assert decode_buckets(3) == [1, 2, 3]
+    assert decode_buckets(20) == [1, 2, 4, 8, 16, 20]
+    assert decode_buckets(256)[:6] == [1, 2, 4, 8, 16, 24]
+    assert decode_buckets(300)[-4:] == [256, 272, 288, 300]
+    for size in range(1, 600):
+        assert decode_buckets(size)[-1] == size
+    assert token_buckets(100) == [16, 32, 64]
