@@ -1,0 +1,67 @@
+"""Write the benchmark tables of README.md from the rows: `python -m benchmarks.tables`.
+
+A table stands between `<!-- NAME -->` and `<!-- end NAME -->`; a test compares what is there with
+what this would write.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.rows import RESULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+README = RESULTS.parent.parent / "README.md"
+
+
+def last_row(name: str) -> dict[str, Any]:
+    lines = (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    row: dict[str, Any] = json.loads(lines[-1])
+    return row
+
+
+def cpu_generate() -> str:
+    row = last_row("cpu_generate")
+    lines = ["| batch | nvcli tok/s | transformers tok/s | |", "|--:|--:|--:|--:|"]
+    for batch, numbers in row["metrics"].items():
+        lines.append(
+            f"| {batch.removeprefix('batch_')} | {numbers['nvcli_tok_s']:.1f} "
+            f"| {numbers['transformers_tok_s']:.1f} | {numbers['ratio']:.2f}x |"
+        )
+    return "\n".join([*lines, "", provenance(row)])
+
+
+def provenance(row: dict[str, Any]) -> str:
+    versions = ", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in ("torch", "vllm"))
+    return (
+        f"{row['hardware']}; {versions}; {row['date'][:10]}, commit {row['commit']}; "
+        f"`{row['command']}`"
+    )
+
+
+TABLES: dict[str, Callable[[], str]] = {"cpu_generate": cpu_generate}
+
+
+def fill(text: str) -> str:
+    """`text` with every table written anew. Raises `ValueError` where a marker is missing."""
+    for name, make in TABLES.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
+        before, found, rest = text.partition(start)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"README.md has no table {name}")
+        text = f"{before}{start}\n{make()}\n\n{end}{after}"
+    return text
+
+
+def main() -> None:
+    path = Path(README)
+    path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Documentation that cannot drift: README's code runs, its links lead somewhere, its numbers are
+those of the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tables import fill
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("code", blocks(ROOT / "README.md", "python"))
+def test_readme_python_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    assert "Paris" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_readme_tables_are_those_of_the_rows() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert fill(text) == text
+
+
+def test_readme_commands_exist(cli_names: set[str]) -> None:
+    text = "\n".join(blocks(ROOT / "README.md", "sh"))
+    used = set(re.findall(r"nvcli (\w+)", text))
+    assert used
+    assert used <= cli_names
+
+
+@pytest.fixture
+def cli_names() -> set[str]:
+    from nvcli.cli.app import command_line
+
+    return set(command_line().commands)
+
+
+def test_make_verbs_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for verb in re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8")):
+        assert re.search(rf"^{verb}:", makefile, re.MULTILINE), verb
