@@ -176,9 +176,8 @@ def _read_refused(fields: Fields) -> None:
     modalities = fields.texts("modalities")
     if modalities is not None and modalities != ("text",):
         fields.refuse("modalities", "only text is supported")
-    for name in ("audio", "web_search_options", "moderation"):
-        if fields.get(name) is not None:
-            fields.refuse(name, "is not supported; this model reads and writes text only")
+    if fields.get("audio") is not None:
+        fields.refuse("audio", "is not supported; this model reads and writes text only")
     if fields.get("documents") is not None:
         fields.refuse("documents", "is not supported; put the documents into a message")
     fields.choice("verbosity", ("low", "medium", "high"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
-from nvcli.server import about, chat, completions, tokens
+from nvcli.server import about, chat, completions, responses, tokens
 from nvcli.server.front import Front
 from nvcli.server.state import ServerState
 
@@ -61,6 +61,13 @@ def routes() -> list[Route]:
         _route("DELETE", stored, chat.delete_chat_completion),
         _route("GET", f"{stored}/messages", chat.list_chat_messages),
         _route("POST", "/v1/completions", completions.create_completion),
+        _route("POST", "/v1/responses", responses.create_response),
+        _route("POST", "/v1/responses/input_tokens", responses.count_input_tokens),
+        _route("POST", "/v1/responses/compact", responses.compact),
+        _route("GET", "/v1/responses/{response_id}", responses.get_response),
+        _route("DELETE", "/v1/responses/{response_id}", responses.delete_response),
+        _route("POST", "/v1/responses/{response_id}/cancel", responses.cancel_response),
+        _route("GET", "/v1/responses/{response_id}/input_items", responses.list_input_items),
         _route("POST", "/tokenize", tokens.tokenize),
         _route("POST", "/detokenize", tokens.detokenize),
         _route("GET", "/tokenizer_info", tokens.tokenizer_info),

@@ -150,9 +150,12 @@ class OutputGroups:
         if self._error is not None:
             raise self._error
         outputs, self._ready = self._ready, []
-        for output in outputs:
+        for number, output in enumerate(outputs):
             if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-                raise failure_of(output)
+                self._error = failure_of(output)
+                if number == 0:
+                    raise self._error
+                return outputs[:number]  # what came before is good; the error comes next
         return outputs
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nvcli.server.bridge import EngineBridge
 from nvcli.server.errors import NotReadyError, UnknownModelError
 from nvcli.server.metrics import Metrics
+from nvcli.server.sealing import Sealer
 from nvcli.server.store import Store
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nvcli.errors import NvcliError
     from nvcli.server.config import ServerConfig
     from nvcli.server.engine import ServerEngine
+    from nvcli.server.responses import Record
     from nvcli.text import Tokenizer
 
 
@@ -40,6 +42,8 @@ class ServerState:
         self.metrics = Metrics(self)
         self.responses = Store(config.store_limit)
         self.completions = Store(config.store_limit)
+        self.live: dict[str, Record] = {}  # responses in the background
+        self.sealer = Sealer()
         self._bridge: EngineBridge | None = None
         self._idle = asyncio.Event()
 

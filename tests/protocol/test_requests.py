@@ -130,16 +130,10 @@ def test_bad_values_name_their_field(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
-        ("structured_outputs", {"regex": "a"}),
-        ("guided_json", {}),
-        ("guided_choice", ["a"]),
         ("documents", [{}]),
         ("chat_template", "{{ 1 }}"),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "x"}),
-        ("web_search_options", {}),
         ("stream_interval", 5),
     ],
 )
@@ -147,12 +141,6 @@ def test_what_is_not_there_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(UnsupportedFieldError) as caught:
         chat(**{field: value})
     assert (caught.value.param, caught.value.code) == (field, "unsupported_field")
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-def test_forced_tools_are_refused(choice: Any) -> None:
-    with pytest.raises(UnsupportedFieldError, match="tool_choice"):
-        chat(tools=[TOOL], tool_choice=choice)
 
 
 def test_tools() -> None:
