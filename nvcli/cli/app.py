@@ -12,7 +12,8 @@ import functools
 import signal
 import sys
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -29,16 +30,17 @@ from nvcli.errors import (
     UsageError,
 )
 from nvcli.logs import configure_logging
+from nvcli.repl.screen import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from nvcli.repl.screen import Screen
 
 _ClickUsageError: type[Exception] = typer.BadParameter.__bases__[0]
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 96}
-_GLOBALS = ("quiet", "verbose", "color", "log_file", "debug")
+_GLOBALS = ("quiet", "verbose", "color", "log_file", "debug", "config", "profile")
+_FROM_USER = ("COMMANDLINE", "ENVIRONMENT")
 
 
 @dataclass
@@ -50,13 +52,22 @@ class Settings:
     color: ColorMode = ColorMode.AUTO
     log_file: Path | None = None
     debug: bool = False
+    config: Path | None = None
+    profile: str | None = None
+    given: set[str] = field(default_factory=set)
+    """Names that a flag or the environment has set: a configuration file does not."""
 
     def take(self, ctx: Any) -> None:
         """Take the values that were given in `ctx`; the one after the command's name wins."""
         for name in _GLOBALS:
             source = ctx.get_parameter_source(name)
-            if source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+            if source is None or name not in ctx.params:
+                continue
+            is_from_user = source.name in _FROM_USER
+            if is_from_user or (source.name == "DEFAULT_MAP" and name not in self.given):
                 setattr(self, name, ctx.params[name])
+            if is_from_user:
+                self.given.add(name)
 
     def screen(self) -> Screen:
         return make_screen(self.color, is_quiet=self.quiet, is_verbose=self.verbose > 0)
@@ -109,21 +120,79 @@ def _is_heading(line: str) -> bool:
 
 
 class Command(HelpPages, TyperCommand):
-    """A command also takes the global options, after its name: `nvcli chat -q`."""
+    """A command also takes the global options, after its name (`nvcli chat -q`), and what the
+    configuration files say.
+    """
 
     def get_params(self, ctx: Any) -> list[Any]:
         own = super().get_params(ctx)
         root = ctx.find_root().command
-        shared = [p for p in root.params if p.name in _GLOBALS]
+        shared = [p for p in root.params if p.name in (*_GLOBALS, "show_config")]
         return [*own[:-1], *shared, own[-1]]  # the help option stays last
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            if not given.get("help"):
+                self._read_configuration(ctx, given)
+        return super().parse_args(ctx, args)
+
+    def _read_configuration(self, ctx: Any, given: dict[str, Any]) -> None:
+        from nvcli.cli.configuration import load_configuration
+
+        settings = settings_of(ctx)
+        file = given.get("config") or settings.config
+        profile = given.get("profile") or settings.profile
+        found = load_configuration(
+            self, ctx, config=Path(file) if file is not None else None, profile=profile
+        )
+        ctx.meta[_FILES], ctx.default_map = found, found.values()
 
     def invoke(self, ctx: Any) -> Any:
         settings = settings_of(ctx)
         settings.take(ctx)
-        for name in _GLOBALS:
+        if ctx.params["show_config"]:
+            _show_configuration(ctx, settings)
+            raise typer.Exit
+        for name in (*_GLOBALS, "show_config"):
             ctx.params.pop(name)
         settings.start_logging()
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except UsageError as exc:
+            _name_file(exc, ctx)
+            raise
+
+
+_FILES = "nvcli.configuration"
+
+
+def _show_configuration(ctx: Any, settings: Settings) -> None:
+    """Every value of the command, and where it came from."""
+    from nvcli.cli.configuration import describe, user_file
+
+    rows = []
+    for key, value, origin in describe(ctx, ctx.meta[_FILES]):
+        name = key.replace("-", "_")
+        if name in settings.given and origin == "default":
+            value, origin = getattr(settings, name), "given before the command"
+        is_empty = value in (None, (), []) or (origin == "default" and value in (False, 0))
+        text = "-" if is_empty else str(value)
+        rows.append((key, " ".join(map(str, value)) if isinstance(value, list) else text, origin))
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    lines = [f"{k:<{widths[0]}}  {v:<{min(widths[1], 32)}}  {origin}" for k, v, origin in rows]
+    files = ctx.meta[_FILES].files
+    lines.append("")
+    lines.append(f"read: {', '.join(files)}" if files else f"no file; yours would be {user_file()}")
+    print_text("\n".join(visible(line) for line in lines))
+
+
+def _name_file(exc: UsageError, ctx: Any) -> None:
+    """A value that came from a file: the message says from which."""
+    entry = ctx.meta[_FILES].entries.get(exc.param) if _FILES in ctx.meta else None
+    source = ctx.get_parameter_source(exc.param) if exc.param else None
+    if entry is not None and source is not None and source.name == "DEFAULT_MAP":
+        exc.message = f"{exc.message} (from {entry.origin})"
 
 
 class Group(HelpPages, TyperGroup):
@@ -174,12 +243,19 @@ def root(
     color: options.ColorOpt = ColorMode.AUTO,
     log_file: options.LogFileOpt = None,
     debug: options.DebugOpt = False,
+    config: options.ConfigOpt = None,
+    profile: options.ProfileOpt = None,
+    show_config: options.ShowConfigOpt = False,
 ) -> None:
     """An LLM engine you use from the terminal: Qwen3 on NVIDIA GPUs and on the CPU."""
     settings_of(ctx).take(ctx)
     if version:
         print_text(f"nvcli {__version__}")
         raise typer.Exit
+    if show_config:
+        raise UsageError(
+            "--show-config goes after a command's name", hint="Try 'nvcli chat --show-config'."
+        )
     if ctx.invoked_subcommand is None:
         print_text(ctx.get_help())
 

@@ -118,6 +118,34 @@ LogFileOpt = Annotated[
 DebugOpt = Annotated[
     bool, _option("--debug", help="Show Python tracebacks of errors.", group=GLOBAL)
 ]
+ConfigOpt = Annotated[
+    Path | None,
+    _option(
+        "--config",
+        metavar="FILE",
+        group=GLOBAL,
+        envvar="NVCLI_CONFIG",
+        help="Read this file in place of ./nvcli.toml and your own.",
+    ),
+]
+ProfileOpt = Annotated[
+    str | None,
+    _option(
+        "--profile",
+        metavar="NAME",
+        group=GLOBAL,
+        envvar="NVCLI_PROFILE",
+        help="Use the [profile.NAME] tables of the configuration.",
+    ),
+]
+ShowConfigOpt = Annotated[
+    bool,
+    _option(
+        "--show-config",
+        group=GLOBAL,
+        help="After a command's name: print each value and where it came from.",
+    ),
+]
 
 # --- model ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,262 @@
+"""Configuration files under the flags: where a value may be set, and which one counts.
+
+    flag > environment > ./nvcli.toml > $XDG_CONFIG_HOME/nvcli/config.toml > default
+
+A key is a long flag without its dashes. It stands at the top for every command, or in a table
+named after one; `[profile.NAME]` and `[profile.NAME.chat]` win over both when the profile is
+chosen. `--config FILE` is read in place of the two files.
+
+A folder that was cloned must not run code, write files or open ports, so ./nvcli.toml may not set
+the keys in `REFUSED`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+PROJECT_FILE = "nvcli.toml"
+PROFILE = "profile"
+REFUSED = frozenset(
+    {
+        *("tools", "mcp", "mcp_allow", "allow_tool"),
+        *("api_key_file", "attach", "uds", "host", "cors_origin"),
+        *("log_file", "stats_json", "ready_file", "output", "force"),
+    }
+)
+_NOT_KEYS = frozenset({"help", "version", "config", "profile", "show_config"})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value from a file, and the file and table it stands in."""
+
+    value: Any
+    origin: str
+
+
+@dataclass
+class Configuration:
+    """What the files say to one command."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+    def values(self) -> dict[str, Any]:
+        return {name: entry.value for name, entry in self.entries.items()}
+
+
+def user_file() -> Path:
+    """`$XDG_CONFIG_HOME/nvcli/config.toml`; a relative value does not count."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    return folder / "nvcli" / "config.toml"
+
+
+def load_configuration(
+    command: Any, ctx: Any, *, config: Path | None = None, profile: str | None = None
+) -> Configuration:
+    """Read the files for the command of `ctx`.
+
+    Raises `UsageError` naming the file: for one that cannot be read, a key that no command has, a
+    value that does not fit, a profile that is nowhere.
+    """
+    found = Configuration()
+    tables: list[tuple[Mapping[str, Any], str]] = []  # the first that has a key wins
+    profiles: list[str] = []
+    known = _known_keys(ctx.find_root().command)
+    section = section_of(ctx)
+    for path, name, is_foreign in _files(config):
+        content = _read(path, name, is_required=config is not None)
+        if content is None:
+            continue
+        found.files.append(name)
+        for table, place in _walk(content):
+            _check_keys(table, place, name, known, is_foreign=is_foreign)
+        own = content.get(PROFILE, {})
+        profiles += own
+        if profile is not None and profile in own:
+            chosen = own[profile]
+            if section in chosen:
+                tables.append((chosen[section], f"{name} [profile.{profile}.{section}]"))
+            tables.append((chosen, f"{name} [profile.{profile}]"))
+        if section in content:
+            tables.append((content[section], f"{name} [{section}]"))
+        tables.append((content, name))
+    if profile is not None and profile not in profiles:
+        raise UsageError(f"there is no profile {profile!r}", hint=_nearest(profile, profiles))
+    for param in command.get_params(ctx):
+        if not _is_key(param):
+            continue
+        for table, origin in tables:
+            value = next((v for k, v in table.items() if _name(k) == param.name), None)
+            if value is not None and not isinstance(value, dict):
+                found.entries[param.name] = Entry(_fit(param, value, ctx, origin), origin)
+                break
+    return found
+
+
+def section_of(ctx: Any) -> str:
+    """`chat`; for `nvcli models list` it is `models`."""
+    while ctx.parent is not None and ctx.parent.parent is not None:
+        ctx = ctx.parent
+    return str(ctx.info_name)
+
+
+def _files(config: Path | None) -> list[tuple[Path, str, bool]]:
+    """(path, name in messages, whether somebody else may have written it)"""
+    if config is not None:
+        return [(config, str(config), False)]
+    path = user_file()
+    home = str(Path.home())
+    name = f"~{str(path)[len(home) :]}" if str(path).startswith(home + "/") else str(path)
+    return [(Path(PROJECT_FILE), f"./{PROJECT_FILE}", True), (path, name, False)]
+
+
+def _read(path: Path, name: str, *, is_required: bool) -> dict[str, Any] | None:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError as exc:
+        if is_required:
+            raise UsageError(f"cannot read {name}: there is no such file", param="config") from exc
+        return None
+    except OSError as exc:
+        raise UsageError(f"cannot read {name}: {exc.strerror or exc}", param="config") from exc
+    except (ValueError, RecursionError) as exc:
+        reason = " ".join(str(exc).split())
+        raise UsageError(f"{name} is no TOML file: {reason}", param="config") from exc
+
+
+def _walk(content: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """The top and every profile, each with the place that messages name."""
+    yield {k: v for k, v in content.items() if k != PROFILE}, ""
+    profiles = content.get(PROFILE, {})
+    if not isinstance(profiles, dict):
+        raise UsageError(f"{PROFILE} is a table", hint="Write [profile.NAME].")
+    for name, table in profiles.items():
+        if not isinstance(table, dict):
+            raise UsageError(f"{PROFILE}.{name} is a table", hint=f"Write [profile.{name}].")
+        yield table, f"{PROFILE}.{name}"
+
+
+def _check_keys(
+    table: Mapping[str, Any],
+    place: str,
+    file: str,
+    known: Mapping[str, frozenset[str]],
+    *,
+    is_foreign: bool,
+) -> None:
+    everywhere = frozenset[str]().union(*known.values())
+    for key, value in table.items():
+        if isinstance(value, dict):
+            where = ".".join(filter(None, (place, key)))
+            if key not in known:
+                hint = _nearest(key, list(known))
+                raise UsageError(f"{file}: there is no command for [{where}]", hint=hint)
+            for inner in value:
+                _check_key(inner, known[key], f"{file}, [{where}]", is_foreign=is_foreign)
+        else:
+            where = f"{file}, [{place}]" if place else file
+            _check_key(key, everywhere, where, is_foreign=is_foreign)
+
+
+def _check_key(key: str, known: frozenset[str], where: str, *, is_foreign: bool) -> None:
+    name = _name(key)
+    if is_foreign and name in REFUSED:
+        raise UsageError(
+            f"{where}: {key!r} is not allowed in a folder's file",
+            hint=f"Set it in {user_file()}, or by its flag.",
+        )
+    if name not in known:
+        names = [n.replace("_", "-") for n in known]
+        raise UsageError(f"{where}: there is no key {key!r}", hint=_nearest(key, names))
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name.replace("_", "-"), names, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else "docs/cli.md lists what there is."
+
+
+def _name(key: str) -> str:
+    return key.replace("-", "_")
+
+
+def _is_key(param: Any) -> bool:
+    return param.param_type_name == "option" and param.name not in _NOT_KEYS
+
+
+def _known_keys(root: Any) -> dict[str, frozenset[str]]:
+    """Command -> the keys that its table may hold."""
+    shared = {p.name for p in root.params if _is_key(p)}
+
+    def keys(command: Any) -> set[str]:
+        own = {p.name for p in command.params if _is_key(p)}
+        return own.union(*(keys(c) for c in getattr(command, "commands", {}).values()))
+
+    return {name: frozenset(keys(command) | shared) for name, command in root.commands.items()}
+
+
+def _fit(param: Any, value: Any, ctx: Any, origin: str) -> Any:
+    """The value as the flag would have taken it; checked here, where the file is known."""
+    key = param.name.replace("_", "-")
+    is_switch = bool(param.is_flag) and not param.count
+    if isinstance(value, bool) != is_switch:
+        what = "must be true or false" if is_switch else "cannot be true or false"
+        raise UsageError(f"{origin}: {key} {what}, got {value!r}", param=param.name)
+    if is_switch:
+        return value
+    values = value if isinstance(value, list) else [value]
+    if len(values) != 1 and not param.multiple:
+        raise UsageError(f"{origin}: {key} takes one value", param=param.name)
+    texts = [str(Path(v).expanduser()) if str(v).startswith("~/") else str(v) for v in values]
+    given: Any = texts if param.multiple else int(texts[0]) if param.count else texts[0]
+    try:
+        param.process_value(ctx, given)
+    except typer.BadParameter as exc:
+        raise UsageError(f"{origin}: {key}: {exc.message}", param=param.name) from exc
+    except ValueError as exc:
+        raise UsageError(f"{origin}: {key}: {exc}", param=param.name) from exc
+    return given
+
+
+# --- telling where values come from --------------------------------------------------------------
+
+
+def describe(ctx: Any, configuration: Configuration) -> list[tuple[str, Any, str]]:
+    """(key, value, origin) of every option of the command that `ctx` parsed."""
+    rows = []
+    for param in ctx.command.get_params(ctx):
+        if not _is_key(param):
+            continue
+        value, source = ctx.params.get(param.name), ctx.get_parameter_source(param.name)
+        kind = source.name if source is not None else "DEFAULT"
+        key = param.name.replace("_", "-")
+        if kind == "COMMANDLINE":
+            origin = "flag"
+        elif kind == "ENVIRONMENT":
+            origin = f"environment, {_variable(param, ctx)}"
+        elif kind == "DEFAULT_MAP":
+            origin = configuration.entries[param.name].origin
+        else:
+            origin = "default"
+        rows.append((key, value, origin))
+    return rows
+
+
+def _variable(param: Any, ctx: Any) -> str:
+    named = param.envvar if isinstance(param.envvar, str) else None
+    if named is not None and os.environ.get(named):
+        return named
+    return f"{ctx.auto_envvar_prefix}_{param.name.upper()}"

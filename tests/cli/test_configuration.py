@@ -1,0 +1,139 @@
+"""Configuration files: precedence, profiles, origins, and what a folder's file may not set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+USER = """
+temperature = 0.1
+top_p = 0.5
+[chat]
+max-tokens = 5
+stop = ["a", "b"]
+think = false
+[serve]
+port = 9000
+[profile.warm]
+temperature = 0.9
+[profile.warm.chat]
+seed = 7
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config" / "nvcli").mkdir(parents=True)
+    (tmp_path / "config" / "nvcli" / "config.toml").write_text(USER)
+    return tmp_path
+
+
+def origins(page: str) -> dict[str, tuple[str, str]]:
+    rows = [line.split(maxsplit=2) for line in page.split("\n\n")[0].splitlines()]
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def test_a_file_sets_what_flags_leave_open(cli: Cli) -> None:
+    cli("chat", "x", "-t", "0.3")
+    request = cli.llm.requests[0]
+    assert request.params.temperature == 0.3
+    assert (request.params.top_p, request.params.max_tokens) == (0.5, 5)
+    assert request.params.stop == ("a", "b")
+    assert not request.enable_thinking
+
+
+def test_precedence_flag_environment_folder_user_default(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "nvcli.toml").write_text("top-p = 0.6\nmin-p = 0.1\n")
+    monkeypatch.setenv("NVCLI_CHAT_MIN_P", "0.2")
+    rows = origins(cli("chat", "--show-config", "--top-k", "3").out)
+    assert rows["top-k"] == ("3", "flag")
+    assert rows["min-p"] == ("0.2", "environment, NVCLI_CHAT_MIN_P")
+    assert rows["top-p"] == ("0.6", "./nvcli.toml")
+    assert rows["temperature"][0] == "0.1"
+    assert rows["temperature"][1].endswith("config.toml")
+    assert rows["max-tokens"][1].endswith("config.toml [chat]")
+    assert rows["seed"] == ("-", "default")
+    assert cli.loads == []
+
+
+def test_profile_wins_over_its_file(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = origins(cli("chat", "--profile", "warm", "--show-config").out)
+    assert rows["temperature"][0] == "0.9"
+    assert rows["seed"][1].endswith("[profile.warm.chat]")
+    monkeypatch.setenv("NVCLI_PROFILE", "warm")
+    assert origins(cli("chat", "--show-config").out) == rows
+    monkeypatch.delenv("NVCLI_PROFILE")
+    assert cli("--profile", "warm", "chat", "--show-config").out
+    result = cli("chat", "--profile", "wram", "x")
+    assert result.code == 2
+    assert result.err == "nvcli: there is no profile 'wram'. Did you mean 'warm'?\n"
+
+
+def test_config_flag_replaces_the_files(cli: Cli, folder: Path) -> None:
+    (folder / "own.toml").write_text("log-file = 'log'\ntop-p = 0.7\n")
+    rows = origins(cli("chat", "--show-config", "--config", "own.toml").out)
+    assert rows["top-p"] == ("0.7", "own.toml")
+    assert rows["temperature"] == ("-", "default")
+    assert cli("chat", "--config", "nowhere.toml", "x").code == 2
+
+
+def test_global_options_come_from_files_and_lose_to_flags(cli: Cli, folder: Path) -> None:
+    cli.llm.replies = ["**hi**"]
+    (folder / "nvcli.toml").write_text("quiet = true\n")
+    assert origins(cli("chat", "--show-config").out)["quiet"] == ("True", "./nvcli.toml")
+    (folder / "nvcli.toml").write_text("color = 'always'\n")
+    shown = cli("--color", "never", "chat", "hi")
+    assert "\x1b" not in shown.out
+    assert "\x1b" in cli("chat", "x", "--markdown").out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("temprature = 1", "there is no key 'temprature'. Did you mean 'temperature'?"),
+        ("[chat]\nport = 1", "./nvcli.toml, [chat]: there is no key 'port'."),
+        ("[caht]\nseed = 1", "there is no command for [caht]. Did you mean 'chat'?"),
+        ("[profile.x]\nsede = 1", "./nvcli.toml, [profile.x]: there is no key 'sede'."),
+        ("temperature = 'warm'", "./nvcli.toml: temperature: 'warm' is not a number"),
+        ("temperature = 9", "--temperature must be from 0 to 2, got 9.0 (from ./nvcli.toml)"),
+        ("think = 'no'", "./nvcli.toml: think must be true or false"),
+        ("model = true", "./nvcli.toml: model cannot be true or false"),
+        ("seed = [1, 2]", "./nvcli.toml: seed takes one value"),
+        ("seed = ", "./nvcli.toml is no TOML file"),
+        ("profile = 1", "profile is a table"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_file(
+    cli: Cli, folder: Path, text: str, message: str
+) -> None:
+    (folder / "nvcli.toml").write_text(text)
+    result = cli("chat", "x")
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+    assert cli.loads == []
+
+
+REFUSED = ["tools", "mcp", "api-key-file", "api_key_file", "attach", "log-file", "stats-json"]
+
+
+@pytest.mark.parametrize("key", REFUSED)
+@pytest.mark.parametrize("table", ["", "[chat]", "[profile.x]", "[profile.x.chat]"])
+def test_a_folder_may_not_run_code(cli: Cli, folder: Path, key: str, table: str) -> None:
+    (folder / "nvcli.toml").write_text(f"{table}\n{key} = 'x'\n")
+    result = cli("chat", "x")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"{key!r} is not allowed in a folder's file" in result.err
+    assert cli.loads == []
+
+
+def test_help_works_with_a_broken_file(cli: Cli, folder: Path) -> None:
+    (folder / "nvcli.toml").write_text("nonsense")
+    assert cli("chat", "--help").code == 0
+    assert cli("--help").code == 0
