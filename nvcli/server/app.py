@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
-from nvcli.server import about, chat, completions, responses, tokens
+from nvcli.server import about, chat, completions, messages, responses, tokens
 from nvcli.server.front import Front
 from nvcli.server.state import ServerState
 
@@ -68,6 +68,8 @@ def routes() -> list[Route]:
         _route("DELETE", "/v1/responses/{response_id}", responses.delete_response),
         _route("POST", "/v1/responses/{response_id}/cancel", responses.cancel_response),
         _route("GET", "/v1/responses/{response_id}/input_items", responses.list_input_items),
+        _route("POST", "/v1/messages", messages.create_message),
+        _route("POST", "/v1/messages/count_tokens", messages.count_tokens),
         _route("POST", "/tokenize", tokens.tokenize),
         _route("POST", "/detokenize", tokens.detokenize),
         _route("GET", "/tokenizer_info", tokens.tokenizer_info),

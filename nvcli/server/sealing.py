@@ -40,6 +40,10 @@ class Sealer:
             )
         return self._crypt(nonce, hidden).decode("utf-8", "replace")
 
+    def sign(self, text: str) -> str:
+        """A mark that this process wrote the text."""
+        return base64.urlsafe_b64encode(self._tag(text.encode("utf-8", "replace"))).decode()
+
     def _tag(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, key=self._tag_key, digest_size=_TAG).digest()
 

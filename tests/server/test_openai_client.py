@@ -137,7 +137,10 @@ def test_completions(connect: Any) -> None:
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.choices[2].text == "bHello!"
     assert client.completions.create(model="scripted", prompt="a", logprobs=2).choices[0].logprobs
-    chunks = list(client.completions.create(model="scripted", prompt="a", stream=True))
+    # The client's own type has no null for the finish reason of a chunk; OpenAI sends it.
+    lenient = OpenAI(base_url=client.base_url, api_key="none")
+    chunks = list(lenient.completions.create(model="scripted", prompt="a", stream=True))
+    lenient.close()
     assert "".join(chunk.choices[0].text for chunk in chunks) == "Hello!"
 
 

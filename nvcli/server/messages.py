@@ -1,0 +1,119 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API over the same engine."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.errors import NvcliError
+from nvcli.protocol import ChatRequest, PreparedPrompt, engine_request, prepare_chat
+from nvcli.protocol.message_events import MessageEvents
+from nvcli.protocol.messages import parse_messages_request
+from nvcli.server.chat import needs_grammar, note_request
+from nvcli.server.errors import anthropic_error_body
+from nvcli.server.generate import outputs_of, prepare, start, while_connected
+from nvcli.server.json_io import JSONBody, read_object
+from nvcli.server.sse import EventStream, named_event
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from starlette.requests import Request as HTTPRequest
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
+
+    from nvcli.engine.engine import Request
+    from nvcli.server.bridge import OutputGroups
+    from nvcli.server.state import ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class MessageJob:
+    request: ChatRequest
+    prompt: PreparedPrompt
+    engine: Request
+    model: str
+
+
+def _prompt(
+    state: ServerState, body: dict[str, Any], *, needs_limit: bool
+) -> tuple[ChatRequest, PreparedPrompt]:
+    request = parse_messages_request(
+        body, is_strict=state.config.is_strict, needs_limit=needs_limit
+    )
+    state.check_model(request.model)
+    limit = state.llm.max_model_len
+    return request, prepare_chat(request, state.tokenizer, max_model_len=limit)
+
+
+def message_job(state: ServerState, body: dict[str, Any]) -> MessageJob:
+    """Check, render and tokenize. Raises every error that is the request's own fault."""
+    request, prompt = _prompt(state, body, needs_limit=True)
+    engine = engine_request(
+        state.llm,
+        prompt,
+        request.sampling,
+        request_id=state.bridge.new_id(),
+        is_streaming=True,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+    return MessageJob(request, prompt, engine, request.model or state.model)
+
+
+async def create_message(http: HTTPRequest) -> ASGIApp:
+    state: ServerState = http.app.state
+    state.check_accepting()
+    body = await read_object(http)
+    job: MessageJob = await prepare(
+        http, lambda: message_job(state, body), is_slow=needs_grammar(body)
+    )
+    note_request(http, job.request.ignored_fields, 0)
+    http.scope["extra_headers"].append((b"request-id", http.scope["request_id"].encode()))
+    events = MessageEvents(
+        job.request,
+        message_id=f"msg_{uuid.uuid4().hex}",
+        model=job.model,
+        sign=state.sealer.sign,
+    )
+    groups = start(state, [job.engine])
+    if job.request.stream:
+        stream = _stream(state, job, events, groups, http.scope["request_id"])
+        return EventStream(stream, ping_interval=state.config.ping_interval)
+
+    async def run() -> None:
+        async for _, output in outputs_of(state, groups, [job.engine]):
+            for _ in events.feed(output):
+                pass
+
+    try:
+        await while_connected(http, run())
+    finally:
+        groups.close()
+    return JSONBody(events.message)
+
+
+async def _stream(
+    state: ServerState,
+    job: MessageJob,
+    events: MessageEvents,
+    groups: OutputGroups,
+    request_id: str,
+) -> AsyncGenerator[bytes, None]:
+    try:
+        async for _, output in outputs_of(state, groups, [job.engine]):
+            data = b"".join(named_event(event["type"], event) for event in events.feed(output))
+            if data:
+                yield data
+    except NvcliError as error:
+        yield named_event("error", anthropic_error_body(error, request_id))
+    finally:
+        groups.close()
+
+
+async def count_tokens(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
+    body = await read_object(http)
+    _, prompt = await prepare(http, lambda: _prompt(state, body, needs_limit=False))
+    return JSONBody({"input_tokens": len(prompt.token_ids)})

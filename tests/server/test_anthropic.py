@@ -1,0 +1,178 @@
+"""Anthropic's messages, with the official client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import Anthropic
+
+from nvcli.server.config import ServerConfig
+from tests.server.conftest import Serve, Served
+
+PATH = "/v1/messages"
+USER: Any = [{"role": "user", "content": "hi"}]
+TOOL: Any = {
+    "name": "look",
+    "description": "Looks.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "世界"}}\n</tool_call>'
+THINK = "<think>\nhm\n</think>\n\n"
+
+
+@pytest.fixture
+def connect(serve: Serve) -> Any:
+    clients: list[Anthropic] = []
+
+    def start(answer: str, **options: Any) -> tuple[Anthropic, Served]:
+        served = serve(answer, max_model_len=2048, num_blocks=1024, **options)
+        client = Anthropic(
+            base_url=served.url,
+            api_key="none",
+            max_retries=0,
+            _strict_response_validation=True,
+        )
+        clients.append(client)
+        return client, served
+
+    yield start
+    for client in clients:
+        client.close()
+
+
+def create(client: Anthropic, **fields: Any) -> Any:
+    return client.messages.create(
+        **{"model": "scripted", "max_tokens": 200, "messages": USER, **fields}
+    )
+
+
+def prompt_of(served: Served) -> str:
+    text: str = served.llm.tokenizer.decode(served.llm.prompts[-1], skip_special_tokens=False)
+    return text
+
+
+def test_a_message(connect: Any) -> None:
+    client, served = connect("Hello!")
+    message = create(client, system=[{"type": "text", "text": "Be terse."}])
+    assert message.content[0].text == "Hello!"
+    assert message.stop_reason == "end_turn"
+    assert message.usage.output_tokens == 7
+    prompt = prompt_of(served)
+    assert "Be terse." in prompt
+    assert prompt.endswith("<think>\n\n</think>\n\n")  # thinking is off unless asked for
+    counted = client.messages.count_tokens(model="scripted", messages=USER, system="Be terse.")
+    assert counted.input_tokens == len(served.llm.prompts[-1])
+
+
+def test_thinking_text_and_tool_use_streamed_and_whole(connect: Any) -> None:
+    client, _ = connect(THINK + "Look:\n" + CALL)
+    fields: Any = {
+        "tools": [TOOL],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    whole = create(client, **fields)
+    assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
+    assert whole.stop_reason == "tool_use"
+    assert whole.content[2].input == {"at": "世界"}
+    with client.messages.stream(
+        model="scripted", max_tokens=200, messages=USER, **fields
+    ) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start"
+    assert kinds[-1] == "message_stop"
+    assert [
+        (b.type, getattr(b, "text", None), getattr(b, "input", None)) for b in final.content
+    ] == [(b.type, getattr(b, "text", None), getattr(b, "input", None)) for b in whole.content]
+    assert final.content[0].thinking == "hm"
+    assert final.content[0].signature == whole.content[0].signature
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_a_tool_loop_keeps_its_thinking(connect: Any) -> None:
+    client, served = connect("done")
+    messages: Any = [
+        *USER,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "secret plan", "signature": "x"},
+                {"type": "text", "text": "Looking."},
+                {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": "世"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [{"type": "text", "text": "a tree"}],
+                }
+            ],
+        },
+    ]
+    create(client, messages=messages, tools=[TOOL])
+    prompt = prompt_of(served)
+    assert "secret plan" in prompt
+    assert '{"at": "世"}' in prompt
+    assert "<tool_response>\na tree\n</tool_response>" in prompt
+
+
+def test_an_answer_that_has_begun_is_continued(connect: Any) -> None:
+    client, served = connect("lo")
+    messages: Any = [*USER, {"role": "assistant", "content": "Hel"}]
+    assert create(client, messages=messages).content[0].text == "lo"
+    assert prompt_of(served).endswith("Hel")
+
+
+def test_ends(connect: Any) -> None:
+    client, _ = connect("one STOP two")
+    stopped = create(client, stop_sequences=["STOP"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "STOP")
+    assert stopped.content[0].text == "one "
+    assert create(client, max_tokens=2).stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 0},
+        {"messages": []},
+        {"messages": [{"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tool_choice": {"type": "any"}},
+        {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}},
+        {"extra_body": {"temperature": 9}},
+        {"stop_sequences": [""]},
+    ],
+)
+def test_bad_requests(connect: Any, fields: dict[str, Any]) -> None:
+    client, _ = connect("x")
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        create(client, **fields)
+    body: Any = caught.value.body
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "invalid_request_error"
+
+
+def test_other_errors(connect: Any) -> None:
+    client, _ = connect("x")
+    with pytest.raises(anthropic.NotFoundError):
+        create(client, model="other")
+    locked, _ = connect("x", config=ServerConfig(api_keys=("k",)))
+    with pytest.raises(anthropic.AuthenticationError):
+        create(locked)
+    opened = locked.with_options(api_key="k")
+    assert create(opened).content[0].text == "x"
+
+
+def test_a_failure_in_the_middle_is_an_error_event(connect: Any) -> None:
+    steps = iter(range(1000))
+    client, served = connect("Hello!", fail_when=lambda _: next(steps) > 4)
+    with pytest.raises(anthropic.APIError):
+        list(create(client, stream=True))
+    served.wait_idle()
