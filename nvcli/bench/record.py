@@ -1,0 +1,254 @@
+"""The stored run: raw samples as JSON Lines, from which every number can be computed again.
+
+    {"kind": "run", "schema": "nvcli.bench/1", "id": ..., what was asked for and on what machine}
+    {"kind": "request", "id": ..., "s_star_ns": ..., "s_ns": ..., "chunks": [[t_ns, k], ...], ...}
+    {"kind": "step", "t_ns": ..., "dt_s": ..., "b": ..., "S": ..., "p": ..., "c": ...}
+    {"kind": "gauge", "t_ns": ..., "running": ..., "waiting": ..., ...}
+    {"kind": "point", "name": ..., "t_s": [...], ...}
+    {"kind": "end", "planned": ..., "interrupted": false, ...}
+
+Lines are appended while the run goes on, so Ctrl-C keeps what was measured. A file may hold several
+runs, one after another: the points of a sweep, or repeats. All moments are nanoseconds of one
+monotonic clock. A run that was cut has no `end` line, or half a last line, and is still read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Self
+
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+SCHEMA = "nvcli.bench/1"
+OK, ERROR, TIMEOUT, UNFINISHED = "ok", "error", "timeout", "unfinished"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request, sent or not, finished or not."""
+
+    id: str
+    s_star_ns: int  # when it was meant to be sent
+    s_ns: int  # when it was sent
+    end_ns: int  # the last chunk; for a failure when it was noticed
+    status: str = OK
+    chunks: list[tuple[int, int]] = field(default_factory=list)  # (arrival, tokens)
+    n_in: int | None = None
+    n_out: int | None = None
+    cached: int | None = None  # prompt tokens found in the prefix cache
+    conn_ns: int | None = None  # connecting took so long; None: a connection was there
+    server: dict[str, int] = field(default_factory=dict)  # arrive, sched, first, done
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens: as the engine says, else as counted in the chunks."""
+        return self.n_out if self.n_out is not None else sum(k for _, k in self.chunks)
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One engine step: b sequences decoding over S tokens, p prompt tokens behind c others."""
+
+    t_ns: int  # when it was read
+    dt_s: float  # since the step before, or since it was scheduled after idling
+    b: int
+    S: int
+    p: int
+    c: int
+    pairs: int = 0  # query-key pairs of the prompt tokens: sum of p_i c_i + p_i (p_i + 1) / 2
+    heads: int = 0  # rows that got logits
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    preemptions: int = 0  # so far
+
+
+@dataclass(slots=True)
+class Run:
+    """One measured run, as read from its file."""
+
+    header: dict[str, Any]
+    requests: list[RequestRecord] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
+    gauges: list[dict[str, Any]] = field(default_factory=list)
+    points: list[dict[str, Any]] = field(default_factory=list)
+    end: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return str(self.header.get("id", "?"))
+
+
+def new_id() -> str:
+    return secrets.token_hex(3)
+
+
+def now_ns() -> int:
+    """The one clock of a run. Monotonic: no NTP step reaches it."""
+    return time.monotonic_ns()
+
+
+def dump(value: object) -> str:
+    """One line of JSON; +inf is the text "inf", NaN is refused."""
+    return json.dumps(clean(value), ensure_ascii=True, allow_nan=False)
+
+
+def clean(value: object) -> Any:
+    """`value` with infinities as text, and no NaN: it becomes null."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return ("inf" if value > 0 else "-inf") if math.isinf(value) else value
+    if isinstance(value, dict):
+        return {str(k): clean(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(v) for v in value]
+    return value
+
+
+class RunWriter:
+    """Appends a run to a file, a line at a time. Safe to leave at any point."""
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.path = path
+        self._file: IO[str] = path.open("a", encoding="utf-8")
+        self._is_ended = False
+        self._write({"kind": "run", "schema": SCHEMA, **header})
+
+    def _write(self, value: dict[str, Any]) -> None:
+        self._file.write(dump(value) + "\n")
+
+    def request(self, record: RequestRecord) -> None:
+        self._write({"kind": "request", **asdict(record)})
+
+    def step(self, record: StepRecord) -> None:
+        self._write({"kind": "step", **asdict(record)})
+
+    def gauge(self, **values: Any) -> None:
+        self._write({"kind": "gauge", **values})
+
+    def point(self, **values: Any) -> None:
+        self._write({"kind": "point", **values})
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def finish(self, **values: Any) -> None:
+        self._write({"kind": "end", **values})
+        self._is_ended = True
+        self.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._is_ended:
+            self.finish(interrupted=True)
+        self.close()
+
+
+def runs_folder() -> Path:
+    """`$XDG_STATE_HOME/nvcli/bench`; a relative value does not count, as the standard asks."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (
+        (Path(base) if base.startswith("/") else Path.home() / ".local" / "state")
+        / "nvcli"
+        / "bench"
+    )
+
+
+def find_run(name: str) -> Path:
+    """The file of a run: a path, the id that was printed (or its start), or `last`.
+
+    Raises `UsageError`.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    stored = sorted(runs_folder().glob("*.jsonl"), key=lambda p: p.stat().st_mtime)
+    if name == "last" and stored:
+        return stored[-1]
+    found = [p for p in stored if p.stem.startswith(name)] if name and "/" not in name else []
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UsageError(f"{name!r} fits {len(found)} stored runs", hint="Give more of the id.")
+    raise UsageError(
+        f"there is no run {name!r}", hint="Name a .jsonl file, the id of a stored run, or 'last'."
+    )
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Every run in a file. Half a last line, as a kill leaves it, is dropped.
+
+    Raises `UsageError` naming the line that is no line of a run.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as exc:
+        raise UsageError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    return parse_runs(lines, str(path))
+
+
+def parse_runs(lines: Iterable[bytes], name: str) -> list[Run]:
+    runs: list[Run] = []
+    rows = list(lines)
+    last = len(rows) - 1
+    for number, line in enumerate(rows):
+        if not line.strip():
+            continue
+        try:
+            _take(json.loads(line), runs)
+        except (ValueError, RecursionError, TypeError, KeyError, IndexError) as exc:
+            if number == last and runs:  # no line end behind it: the run was killed in a write
+                break
+            reason = exc if isinstance(exc, UsageError) else type(exc).__name__
+            raise UsageError(
+                f"{name}: line {number + 1} is no line of a benchmark run ({reason})"
+            ) from exc
+    if not runs:
+        raise UsageError(f"{name} holds no benchmark run")
+    return runs
+
+
+def _take(value: dict[str, Any], runs: list[Run]) -> None:
+    kind = value.pop("kind")
+    if kind == "run":
+        if value.get("schema") != SCHEMA:
+            raise ValueError(f"schema is not {SCHEMA}")
+        runs.append(Run(value))
+        return
+    run = runs[-1]
+    if kind == "request":
+        value["chunks"] = [(int(t), int(k)) for t, k in value.get("chunks", [])]
+        run.requests.append(RequestRecord(**value))
+    elif kind == "step":
+        run.steps.append(StepRecord(**value))
+    elif kind == "gauge":
+        run.gauges.append(value)
+    elif kind == "point":
+        run.points.append(value)
+    elif kind == "end":
+        run.end = value
+    else:
+        raise ValueError(f"kind {kind!r}")

@@ -1,0 +1,114 @@
+"""The physical model against numbers worked out by hand and against the table of dense Qwen3."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape, pairs_of
+
+QWEN3 = {  # d, layers, h, k, f, tied -> parameters, GB/step, GB of weights, KV bytes, attention
+    "0.6B": ((1024, 28, 16, 8, 3072, True), 596_049_920, 1.192, 1.192, 114_688, 229_376),
+    "1.7B": ((2048, 28, 16, 8, 6144, True), 1_720_574_976, 3.441, 3.441, 114_688, 229_376),
+    "4B": ((2560, 36, 32, 8, 9728, True), 4_022_468_096, 8.045, 8.045, 147_456, 589_824),
+    "8B": ((4096, 36, 32, 8, 12288, False), 8_190_735_360, 15.137, 16.381, 147_456, 589_824),
+    "14B": ((5120, 40, 40, 8, 17408, False), 14_768_307_200, 27.981, 29.537, 163_840, 819_200),
+    "32B": ((5120, 64, 64, 8, 25600, False), 32_762_123_264, 63.968, 65.524, 262_144, 2_097_152),
+}
+
+
+def shape(name: str) -> Shape:
+    d, layers, h, k, f, tied = QWEN3[name][0]
+    return Shape(d, layers, h, k, 128, f, 151_936, tied)
+
+
+@pytest.mark.parametrize("name", QWEN3)
+def test_constants_of_qwen3(name: str) -> None:
+    _, params, step, weights, kv, attention = QWEN3[name]
+    found = shape(name)
+    assert found.num_params == params
+    assert round(found.bytes_per_step / 1e9, 3) == step
+    assert round(found.bytes_of_weights / 1e9, 3) == weights
+    assert found.kv_bytes_per_token == kv
+    assert found.attention_flops == attention
+
+
+def test_pairs() -> None:
+    assert pairs_of(4, 0) == 1 + 2 + 3 + 4
+    assert pairs_of(2, 10) == 11 + 12
+
+
+H200 = Hardware("H200", 4.8e12, 989e12)
+
+
+def test_floors() -> None:
+    small = PerfModel(shape("0.6B"), Cost.from_datasheet(shape("0.6B"), H200))
+    assert small.decode_floor(H200) == pytest.approx(0.248e-3, abs=1e-6)
+    big = PerfModel(shape("8B"), Cost.from_datasheet(shape("8B"), H200))
+    assert big.decode_floor(H200) == pytest.approx(15.137e9 / 4.8e12, rel=1e-4)
+    assert big.prefill(1024) > big.prefill_floor(H200, 1024)
+
+
+# The constants of the specification's simulated case: Qwen3-8B, I = 1024, O = 256.
+FIXED = Cost(
+    fixed=4.542e-3 - 3.9419e-3,
+    per_sequence=6e-6,
+    weights=3.9419e-3,
+    per_kv_token=38.4e-9,
+    per_linear_flop=1 / (989e12 * 0.6),
+    per_attention_flop=1 / (989e12 * 0.6),
+    prefill_fixed=0.0,
+)
+
+
+def test_prefill_of_the_specification() -> None:
+    model = PerfModel(shape("8B"), FIXED)
+    assert model.prefill(1024) == pytest.approx(25.1e-3, rel=0.02)
+    assert model.serial_share(1024, 256) == pytest.approx(0.0316, rel=0.2)
+
+
+def test_little_holds_by_construction() -> None:
+    model = PerfModel(shape("8B"), FIXED)
+    for b in (1, 2, 8, 64, 256):
+        found = model.closed(b, 1024, 256)
+        assert found.requests_per_s * found.e2e_s == pytest.approx(b)
+    assert 20 < model.throughput(256, 1024, 256) < 26  # the specification: 22.18 and an Amdahl
+    assert model.closed(256, 1024, 256).bound == "compute"  # ceiling of 26.35
+    assert model.closed(64, 1024, 256).bound == "memory"
+
+
+def test_beyond_the_slots_requests_wait_in_line() -> None:
+    model = PerfModel(shape("8B"), FIXED)
+    full, over = model.closed(64, 1024, 256, slots=64), model.closed(96, 1024, 256, slots=64)
+    assert over.requests_per_s == full.requests_per_s
+    assert over.wait_s == pytest.approx(32 / full.requests_per_s)
+    assert over.ttft_s == pytest.approx(full.ttft_s + over.wait_s)
+
+
+def test_open_loop_meets_the_simulated_means() -> None:
+    """Simulated for the specification: mean TTFT 29, 33, 36 ms at rho = .3, .6, .8 of 64 slots."""
+    model = PerfModel(shape("8B"), FIXED)
+    top = model.throughput(64, 1024, 256)
+    for rho, simulated in ((0.3, 29e-3), (0.6, 33e-3), (0.8, 36e-3)):
+        found = model.open(rho * top, 1024, 256, 64)
+        assert found is not None
+        assert found.ttft_s == pytest.approx(simulated, rel=0.1)
+    assert model.open(1.01 * top, 1024, 256, 64) is None
+
+
+def test_one_token_has_no_tpot() -> None:
+    model = PerfModel(shape("8B"), FIXED)
+    assert model.closed(4, 100, 1).tpot_s is None
+    assert model.closed(1, 1, 1).ttft_s > 0
+    found = model.open(1.0, 10, 1, 8)
+    assert found is not None
+    assert found.tpot_s is None
+
+
+def test_long_prompts_take_several_steps() -> None:
+    model = PerfModel(shape("0.6B"), FIXED, budget=1024)
+    whole = PerfModel(shape("0.6B"), FIXED).prefill(4096)
+    assert model.prefill(4096) == pytest.approx(
+        sum(model.step(0, 0, 1024, pairs_of(1024, c), 1) for c in (0, 1024, 2048, 3072))
+    )
+    assert model.prefill(4096) > whole
+    assert model.prefill(4096, cached=3072) < model.prefill(4096)
