@@ -263,11 +263,10 @@ def root(
 @functools.cache
 def command_line() -> Any:
     """The root with all its commands."""
-    from nvcli.cli import batch, chat, serve  # they build on this module
+    from nvcli.cli import batch, chat, completion, serve  # they build on this module
 
-    chat.register(app)
-    batch.register(app)
-    serve.register(app)
+    for module in (chat, batch, serve, completion):
+        module.register(app)
     return typer.main.get_command(app)
 
 

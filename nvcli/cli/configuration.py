@@ -260,3 +260,16 @@ def _variable(param: Any, ctx: Any) -> str:
     if named is not None and os.environ.get(named):
         return named
     return f"{ctx.auto_envvar_prefix}_{param.name.upper()}"
+
+
+def profile_names() -> list[str]:
+    """The profiles of the files, for completion: a file that cannot be read has none."""
+    names: set[str] = set()
+    for path, name, _ in _files(None):
+        try:
+            content = _read(path, name, is_required=False) or {}
+        except UsageError:
+            continue
+        profiles = content.get(PROFILE, {})
+        names.update(profiles if isinstance(profiles, dict) else ())
+    return sorted(names)
