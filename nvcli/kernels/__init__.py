@@ -58,14 +58,23 @@ def _use_triton(x: Tensor) -> bool:
     return x.device.type == "cuda" and uses_triton()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     """x W^T + b.
 
     x:       [T, in]
     weight:  [out, in]
     bias:    [out] or None
+    out:     [T, out] to write to, where there is no bias
     returns  [T, out], contiguous
     """
+    if _use_triton(x):
+        from nvcli.kernels import gemv
+
+        if gemv.fits(x, weight, bias, has_norm=False):
+            return gemv.linear(x, weight, out)
+    if out is not None:
+        assert bias is None, "a bias cannot be written to out"
+        return torch.mm(x, weight.t(), out=out)
     if _use_fast and x.device.type == "cpu":
         return cpu.linear(x, weight, bias)
     return reference.linear(x, weight, bias)
@@ -95,6 +104,59 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
         return norm.add_rms_norm(x, residual, weight, eps)
     return reference.add_rms_norm(x, residual, weight, eps)
+
+
+def norm_linear(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """(linear(rms_norm(x + residual)), x + residual).
+
+    x, residual:  [T, E]; without residual the second result is x
+    norm_weight:  [E]
+    weight:       [out, E]
+    bias:         [out] or None
+    """
+    if _use_triton(x):
+        from nvcli.kernels import gemv
+
+        if gemv.fits(x, weight, bias, has_norm=True):
+            return gemv.norm_linear(x, residual, norm_weight, eps, weight)
+    normed, total = _norm_of_sum(x, residual, norm_weight, eps)
+    return linear(normed, weight, bias), total
+
+
+def norm_swiglu(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """(silu_and_mul(linear(rms_norm(x + residual))), x + residual).
+
+    weight: [2F, E], gate above up; the rest as in `norm_linear`; the first result is [T, F]
+    """
+    if _use_triton(x):
+        from nvcli.kernels import gemv
+
+        if gemv.fits(x, weight, bias, has_norm=True):
+            return gemv.norm_swiglu(x, residual, norm_weight, eps, weight)
+    normed, total = _norm_of_sum(x, residual, norm_weight, eps)
+    return silu_and_mul(linear(normed, weight, bias)), total
+
+
+def _norm_of_sum(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    if residual is None:
+        return rms_norm(x, weight, eps), x
+    return add_rms_norm(x, residual, weight, eps)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:

@@ -33,6 +33,30 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return functional.silu(gate).mul_(up)
 
 
+def norm_linear(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    total = x if residual is None else x + residual
+    return linear(rms_norm(total, norm_weight, eps), weight, bias), total
+
+
+def norm_swiglu(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    gate_up, total = norm_linear(x, residual, norm_weight, eps, weight, bias)
+    return silu_and_mul(gate_up), total
+
+
 def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
     if weight is not None:
         x = rms_norm(x, weight, eps)

@@ -6,7 +6,7 @@ hit and a decode step are the same computation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -62,13 +62,19 @@ class Attention(nn.Module):
             self.qk_weight = torch.cat([q, k])
 
     def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], batch: ForwardBatch
-    ) -> Tensor:  # [T, E] -> [T, E]
-        qkv = self.qkv_proj(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        self,
+        x: Tensor,  # [T, E], what the layer before adds to the residual
+        residual: Tensor | None,  # [T, E]; None before the first layer
+        norm: RMSNorm,  # of their sum, before the projection
+        rotary: tuple[Tensor, Tensor],  # [T, D] each
+        batch: ForwardBatch,
+    ) -> tuple[Tensor, Tensor]:  # [T, E] to add next, and the new residual
+        qkv, residual = norm.project(x, residual, self.qkv_proj)
+        qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         k_cache, v_cache = batch.kv_caches[self.layer]
         q = kernels.rope_norm_store(
             qkv, self.qk_weight, *rotary, self.eps, k_cache, v_cache, batch.slot_mapping
         )  # [T, Hq, D]
         out = batch.attention.forward(q, k_cache, v_cache, batch, self.softmax_scale)
         out = out.reshape(-1, self.num_heads * self.head_dim)
-        return cast("Tensor", self.o_proj(out))
+        return self.o_proj(out), residual

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-import torch
 from torch import nn
 
 from nvcli import kernels
@@ -19,6 +18,7 @@ from nvcli.layers.norm import RMSNorm
 from nvcli.layers.rotary import RotaryEmbedding
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from nvcli.layers.forward_batch import ForwardBatch
@@ -33,9 +33,11 @@ class Qwen3MLP(nn.Module):
         self.gate_up_proj = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
         self.down_proj = Linear(inner, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device)
 
-    def forward(self, x: Tensor) -> Tensor:  # [T, E] -> [T, E]
-        gate_up = self.gate_up_proj(x)  # [T, 2F]
-        return cast("Tensor", self.down_proj(kernels.silu_and_mul(gate_up)))
+    def forward(
+        self, x: Tensor, residual: Tensor, norm: RMSNorm
+    ) -> tuple[Tensor, Tensor]:  # [T, E] to add next, and the new residual
+        inner, residual = norm.project_swiglu(x, residual, self.gate_up_proj)  # [T, F]
+        return self.down_proj(inner), residual
 
 
 class Qwen3Layer(nn.Module):
@@ -56,13 +58,9 @@ class Qwen3Layer(nn.Module):
         rotary: tuple[Tensor, Tensor],  # [T, D] each
         batch: ForwardBatch,
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            x, residual = self.input_layernorm(x), x
-        else:
-            x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn(x, rotary, batch)
-        x, residual = self.post_attention_layernorm.add(x, residual)
-        return self.mlp(x), residual
+        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch)
+        x, residual = self.mlp(x, residual, self.post_attention_layernorm)
+        return x, residual
 
 
 class Qwen3Model(nn.Module):
@@ -112,9 +110,7 @@ class Qwen3ForCausalLM(nn.Module):
 
         out: where to write them, for a captured step whose logits have a fixed address.
         """
-        if out is not None:
-            return torch.mm(hidden, self.lm_head.weight.t(), out=out)
-        return cast("Tensor", self.lm_head(hidden))
+        return kernels.linear(hidden, self.lm_head.weight, None, out)
 
     def tie_head(self) -> None:
         self.lm_head.weight = self.model.embed_tokens.weight

@@ -1,0 +1,263 @@
+"""Triton kernels: matrix products of one to eight rows, where reading the weights is all the time.
+
+A GEMM library leaves most of the bandwidth unused here: each call is over before its pipeline is
+full, and it waits for its predecessor to end before it starts. Here a program owns a few rows of W
+and, under programmatic dependent launch, has them on their way before it waits for the activations,
+which come last. The norm before a projection is computed by every program for itself (its input is
+small and in the L2 cache), and SwiGLU is applied before anything is written, so a layer is six
+kernels: qkv with norm, rotary store, attention, o, gate and up with norm and SwiGLU, down.
+
+    y = norm(x + residual) W^T      norm_linear
+    silu(gate) * up of the same     norm_swiglu
+    y = x W^T                       linear
+
+Sums are float32. The norm's result is rounded as the separate kernel rounds it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from nvcli.kernels.launch import launch_options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_ROWS = 8
+MAX_WHOLE = 4096  # columns that one tile holds; longer rows are walked in pieces
+PIECE = 1024
+MANY_OUTPUTS = 32_768  # an LM head: enough programs even if each does more
+# Every program reads all of x, from the cache: beyond so many elements that outweighs its weights.
+MAX_NORM_INPUT = 8192
+MAX_INPUT = 32_768
+
+
+@triton.jit
+def _dot_rows(w, x):  # type: ignore[no-untyped-def]
+    """[N, K], [K] -> [N] float32."""
+    return tl.sum(w.to(tl.float32) * x[None, :], axis=1)
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,  # [T, K]
+    residual_ptr,  # [T, K]
+    norm_ptr,  # [K]
+    w_ptr,  # [N, K], or [2 N, K] with SwiGLU: gate, then up
+    y_ptr,  # [T, N]
+    total_ptr,  # [T, K]
+    num_rows,
+    eps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    K_POW2: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # 1. Weights first: they depend on nothing that runs before.
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    k = tl.arange(0, K_POW2)
+    is_k = k < K
+    at = n[:, None].to(tl.int64) * K + k[None, :]
+    is_weight = (n < N)[:, None] & is_k[None, :]
+    w = tl.load(w_ptr + at, mask=is_weight, other=0.0, eviction_policy="evict_first")
+    up = w
+    if SWIGLU:
+        up = tl.load(w_ptr + N * K + at, mask=is_weight, other=0.0, eviction_policy="evict_first")
+    norm = tl.load(norm_ptr + k, mask=is_k, other=0.0).to(tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    # 2. Row by row: the sum, its norm, and the products. The first program keeps the sum.
+    for row in tl.static_range(ROWS):
+        if row < num_rows:
+            x = tl.load(x_ptr + row * K + k, mask=is_k, other=0.0).to(tl.float32)
+            if HAS_RESIDUAL:
+                residual = tl.load(residual_ptr + row * K + k, mask=is_k, other=0.0)
+                total = (x + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
+                if tl.program_id(0) == 0:
+                    tl.store(total_ptr + row * K + k, total, mask=is_k)
+                x = total.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(x * x, axis=0) / K + eps)
+            x = (x * scale * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
+            y = _dot_rows(w, x)
+            if SWIGLU:
+                y = y * tl.sigmoid(y) * _dot_rows(up, x)
+            tl.store(y_ptr + row * N + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_piece(y, w, x_ptrs, is_k, num_rows, K: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """y [ROWS, N] + x w^T, with x [ROWS, piece of K] at x_ptrs and w [N, piece of K]."""
+    row = tl.arange(0, ROWS)[:, None]
+    for i in tl.static_range(ROWS):
+        # rows beyond the last repeat it, and are not stored
+        x = tl.load(x_ptrs + tl.minimum(i, num_rows - 1) * K, mask=is_k, other=0.0)
+        y += tl.where(row == i, _dot_rows(w, x.to(tl.float32))[None, :], 0.0)
+    return y
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _gemv_kernel(  # type: ignore[no-untyped-def]
+    x_ptr,  # [T, K]
+    w_ptr,  # [N, K]
+    y_ptr,  # [T, N]
+    num_rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PIECE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # 1. The first piece of the weights, before anything is waited for.
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.arange(0, ROWS)
+    k = tl.arange(0, PIECE)
+    is_n = (n < N)[:, None]
+    at = n[:, None].to(tl.int64) * K + k[None, :]
+    w = tl.load(w_ptr + at, mask=is_n & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    # 2. Piece by piece, all rows of x against it: [ROWS, OUTPUTS].
+    y = _add_piece(tl.zeros((ROWS, OUTPUTS), tl.float32), w, x_ptr + k, k < K, num_rows, K, ROWS)
+    for start in range(PIECE, K, PIECE):
+        is_k = start + k < K
+        w = tl.load(
+            w_ptr + at + start,
+            mask=is_n & is_k[None, :],
+            other=0.0,
+            eviction_policy="evict_first",
+        )
+        y = _add_piece(y, w, x_ptr + start + k, is_k, num_rows, K, ROWS)
+    to = y_ptr + row[:, None] * N + n[None, :]
+    mask = (row[:, None] < num_rows) & (n[None, :] < N)
+    tl.store(to, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def fits(x: Tensor, weight: Tensor, bias: Tensor | None, *, has_norm: bool) -> bool:
+    """Whether these kernels take the product and are the faster way: few rows, 16 bits, no bias."""
+    num_rows = x.shape[0]
+    if bias is not None or not 1 <= num_rows <= MAX_ROWS or x.dtype != weight.dtype:
+        return False
+    size = triton.next_power_of_2(num_rows) * triton.next_power_of_2(x.shape[1])
+    is_small = size <= (MAX_NORM_INPUT if has_norm else MAX_INPUT)
+    return is_small and x.is_contiguous() and weight.is_contiguous()
+
+
+def norm_linear(
+    x: Tensor, residual: Tensor | None, norm_weight: Tensor, eps: float, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(norm(x + residual) W^T, x + residual). Reference: `reference.norm_linear`.
+
+    x, residual:  [T, K], T at most MAX_ROWS; without residual the second result is x
+    norm_weight:  [K]
+    weight:       [N, K]
+
+    Reads N K elements of weights once.
+    """
+    return _launch_norm(x, residual, norm_weight, eps, weight, weight.shape[0], is_swiglu=False)
+
+
+def norm_swiglu(
+    x: Tensor, residual: Tensor | None, norm_weight: Tensor, eps: float, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(silu(gate) * up, x + residual), gate and up being norm(x + residual) W^T. Reference:
+    `reference.norm_swiglu`.
+
+    weight: [2F, K], gate above up; the rest as in `norm_linear`; the first result is [T, F]
+    """
+    return _launch_norm(x, residual, norm_weight, eps, weight, weight.shape[0] // 2, is_swiglu=True)
+
+
+def _launch_norm(
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    num_outputs: int,
+    *,
+    is_swiglu: bool,
+) -> tuple[Tensor, Tensor]:
+    num_rows, size = x.shape
+    assert num_rows <= MAX_ROWS, "few rows"
+    assert weight.shape[1] == norm_weight.shape[0] == size, "shapes differ"
+    y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
+    total = x if residual is None else torch.empty_like(x)
+    rows = triton.next_power_of_2(num_rows)
+    width = triton.next_power_of_2(size)
+    # With more rows of x to read, a program should have more rows of W for them.
+    outputs = max(4 if width <= 1024 else 2, rows if is_swiglu else 2 * rows)
+    _norm_gemv_kernel[(triton.cdiv(num_outputs, outputs),)](
+        x,
+        x if residual is None else residual,
+        norm_weight,
+        weight,
+        y,
+        total,
+        num_rows,
+        eps,
+        N=num_outputs,
+        K=size,
+        K_POW2=width,
+        ROWS=rows,
+        OUTPUTS=outputs,
+        HAS_RESIDUAL=residual is not None,
+        SWIGLU=is_swiglu,
+        **launch_options(x.device, num_warps=_num_warps(outputs * width * (1 + is_swiglu))),
+    )
+    return y, total
+
+
+def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """x W^T. Reference: `reference.linear`.
+
+    x:       [T, K], T at most MAX_ROWS
+    weight:  [N, K]
+    out:     [T, N], contiguous; made where it is not given
+
+    Reads N K elements of weights once.
+    """
+    num_rows, size = x.shape
+    assert num_rows <= MAX_ROWS, "few rows"
+    num_outputs = weight.shape[0]
+    y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device) if out is None else out
+    assert y.is_contiguous(), "the output must be contiguous"
+    assert y.shape == (num_rows, num_outputs), "the output has another shape"
+    rows = triton.next_power_of_2(num_rows)
+    width = triton.next_power_of_2(size)
+    piece = width if width <= MAX_WHOLE else PIECE
+    outputs = max(4 if piece <= 1024 else 2, rows)
+    if num_outputs >= MANY_OUTPUTS:
+        outputs = max(outputs, 2 * min(outputs, 4))
+    _gemv_kernel[(triton.cdiv(num_outputs, outputs),)](
+        x,
+        weight,
+        y,
+        num_rows,
+        N=num_outputs,
+        K=size,
+        PIECE=piece,
+        ROWS=rows,
+        OUTPUTS=outputs,
+        **launch_options(x.device, num_warps=_num_warps(outputs * piece)),
+    )
+    return y
+
+
+def _num_warps(num_elements: int) -> int:
+    """At most 64 weights a thread, so that they stay in registers."""
+    return 4 if num_elements <= 8192 else 8 if num_elements <= 32_768 else 16
