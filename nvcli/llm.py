@@ -10,13 +10,15 @@ wait and never a step. Leaving an output iterator early aborts its request.
 from __future__ import annotations
 
 import itertools
+import math
 import queue
+import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
-from nvcli.errors import InvalidParameterError, TokenizerError
+from nvcli.errors import InvalidParameterError, RequestError, TokenizerError
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 
 if TYPE_CHECKING:
@@ -310,6 +312,44 @@ class LLM:
             cache_salt=cache_salt,
         )
 
+    @property
+    def hidden_size(self) -> int:
+        return self.model_config.hidden_size
+
+    def embed(self, prompts: Sequence[str] | Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
+        """One vector of unit length for each prompt: the last token's hidden state.
+
+        Texts get `<|endoftext|>` behind them, as Qwen3-Embedding wants it; token ids are taken as
+        they are. Raises `RequestError` for a prompt that does not fit.
+        """
+        from nvcli.engine.engine import Request
+
+        outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+        numbers: dict[str, int] = {}
+        for prompt in prompts:
+            ids = self._embedding_ids(prompt) if isinstance(prompt, str) else list(prompt)
+            request = Request(
+                request_id=f"req-{next(self._request_ids)}",
+                prompt_token_ids=ids,
+                params=SamplingParams(max_tokens=0),
+                is_streaming=False,
+                pools=(),
+            )
+            numbers[request.request_id] = len(numbers)
+            self.submit(request, outputs.put)
+        vectors: dict[int, tuple[float, ...]] = {}
+        while len(vectors) < len(numbers):
+            for output in outputs.get():
+                if output.error is not None or output.pooled is None:
+                    raise RequestError(output.error or "the engine gave no hidden state")
+                vectors[numbers[output.request_id]] = _unit_vector(output.pooled)
+        return [vectors[i] for i in range(len(vectors))]
+
+    def _embedding_ids(self, text: str) -> list[int]:
+        ids = self.tokenizer.encode(text, parse_special=False)
+        end = self.tokenizer.id_of("<|endoftext|>")
+        return ids if end is None else [*ids, end]
+
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request; its outputs go to `sink`, called from the engine's thread.
 
@@ -369,6 +409,12 @@ class OutputStream(Iterator[RequestOutput]):
     def __del__(self) -> None:
         if hasattr(self, "_ready"):  # the request was accepted
             self.close()
+
+
+def _unit_vector(data: bytes) -> tuple[float, ...]:
+    values = [value for (value,) in struct.iter_unpack("<f", data)]
+    length = math.hypot(*values) or 1.0
+    return tuple(value / length for value in values)
 
 
 def _load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:

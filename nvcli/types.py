@@ -262,6 +262,7 @@ class RequestOutput:
     logprobs: tuple[TokenLogprob, ...] | None = None
     content_flags: tuple[bool, ...] | None = None  # with logprobs: which tokens belong to `text`
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None  # first entry None
+    pooled: bytes | None = None  # of a pooling request: float32, little-endian
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or token id that ended it
     usage: Usage = field(default_factory=Usage)

@@ -49,6 +49,7 @@ class Update:
     token_ids: Seq[int] = ()  # the last of seq.output_token_ids
     logprobs: Seq[TokenLogprob] = ()  # of sampled tokens, when asked for
     prompt_logprobs: Seq[TokenLogprob] = ()  # of prompt[1:], in pieces
+    pooled: bytes | None = None  # float32, as `Sequence.pools` asks
     finish_reason: FinishReason | None = None
     error: NvcliError | None = None  # with ERROR
 
@@ -110,7 +111,8 @@ class EngineCore:
         room = min(limit - num_prompt, capacity - num_prompt + 1)
         seq.max_output_tokens = min(seq.max_output_tokens, room)
         self.scheduler.add(seq)
-        if seq.max_output_tokens <= 0 and seq.params.prompt_logprobs is None:
+        reads_prompt = seq.params.prompt_logprobs is not None or seq.pools is not None
+        if seq.max_output_tokens <= 0 and not reads_prompt:
             self._end(Update(seq), FinishReason.LENGTH)
 
     def abort(self, seq: Sequence) -> bool:
@@ -198,6 +200,7 @@ class EngineCore:
             pieces = result.prompt_logprobs[index]
             update.prompt_logprobs = pieces[max(0, seq.num_prompt_logprobs - row.start) :]
             seq.num_prompt_logprobs += len(update.prompt_logprobs)
+        update.pooled = result.pooled.get(index)
         if row.samples:
             update.token_ids = [token_id]
             if index in result.logprobs:

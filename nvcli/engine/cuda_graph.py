@@ -222,7 +222,9 @@ class GraphRunner:
 
     def _bucket_for(self, plan: StepPlan) -> _Bucket | None:
         rows = plan.rows
-        if not rows or any(row.seq.params.prompt_logprobs is not None for row in rows):
+        if not rows or any(
+            row.seq.params.prompt_logprobs is not None or row.seq.pools is not None for row in rows
+        ):
             return None
         num_tokens = plan.num_tokens
         sizes = self.decode_sizes if num_tokens == len(rows) else self.token_sizes

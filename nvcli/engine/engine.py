@@ -43,6 +43,7 @@ class Request:
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
     grammar: Grammar | None = None  # what the output must look like
+    pools: tuple[int, ...] | None = None  # see `Sequence.pools`; `params.max_tokens` is 0
     arrival: float = field(default_factory=time.monotonic)
 
 
@@ -153,6 +154,7 @@ class Engine:
                 param="prompt",
             )
         self._check_ids("prompt", prompt)
+        self._check_ids("pools", request.pools or ())
         self._check_ids("logit_bias", params.logit_bias or ())
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
         self._check_ids("bad_token_ids", params.bad_token_ids)
@@ -199,6 +201,7 @@ class Engine:
                 eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
                 priority=request.priority,
                 cache_salt=request.cache_salt,
+                pools=request.pools,
                 arrival=request.arrival,
             )
             self._num_sequences += 1

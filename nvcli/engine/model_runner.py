@@ -96,6 +96,7 @@ class RunnerTicket:
     logprob_samples: list[int] = field(default_factory=list)  # indices into sample_rows
     logprob_k: int = 0
     prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)  # (row, tokens, k)
+    pooled_rows: list[tuple[int, int]] = field(default_factory=list)  # (row, floats)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -410,6 +411,7 @@ class ModelRunner:
             sampled = self._sample(plan, inputs, logits)
             pieces += [sampled, *self._logprobs(ticket, logits, sampled)]
         pieces += self._prompt_logprobs(ticket, inputs, hidden)
+        pieces += self._pool(ticket, hidden)
         return self._send(ticket, pieces)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> Tensor:
@@ -484,6 +486,22 @@ class ModelRunner:
             first += row.n
         return pieces
 
+    def _pool(self, ticket: RunnerTicket, hidden: Tensor) -> list[Tensor]:
+        """What rows that pool ask of their last prompt token, as the bits of float32."""
+        pieces: list[Tensor] = []
+        end = 0  # of the row's tokens in the step
+        for index, row in enumerate(ticket.plan.rows):
+            end += row.n
+            ids = row.seq.pools
+            if ids is None or row.start + row.n != row.seq.num_prompt_tokens:
+                continue
+            values = hidden[end - 1 : end]  # [1, E]
+            if ids:
+                values = self.model.compute_logits(values)[:, self.state.upload_index(list(ids))]
+            pieces.append(values[0].float().contiguous().view(torch.int32))
+            ticket.pooled_rows.append((index, values.shape[1]))
+        return pieces
+
     def collect(self, ticket: RunnerTicket) -> StepResult:
         """Wait for the step and read it."""
         if ticket.event is not None:
@@ -496,7 +514,7 @@ class ModelRunner:
         sampled: list[int] = ticket.output[:num_samples].tolist()
         for row, token_id in zip(ticket.sample_rows, sampled, strict=True):
             result.token_ids[row] = token_id
-        if not ticket.logprob_samples and not ticket.prompt_rows:
+        if not (ticket.logprob_samples or ticket.prompt_rows or ticket.pooled_rows):
             return result
 
         offset, values = num_samples, ticket.output.numpy()
@@ -514,6 +532,9 @@ class ModelRunner:
             start = rows[row].start + 1
             targets = rows[row].seq.prompt_token_ids[start : start + count]
             result.prompt_logprobs[row] = unpack_logprobs(packed, targets, k)
+        for row, width in ticket.pooled_rows:
+            result.pooled[row] = values[offset : offset + width].tobytes()
+            offset += width
         return result
 
 

@@ -49,6 +49,7 @@ class OutputState:
     content_flags: list[bool] = field(default_factory=list)  # of the routed ids, with logprobs
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_given_prompt_logprobs: bool = False
+    pooled: bytes | None = None
     constraint: Constraint | None = None
     num_routed_tokens: int = 0
 
@@ -116,6 +117,7 @@ class OutputProcessor:
             if update.seq.params.logprobs is not None:
                 state.logprobs.extend(update.logprobs or map(_certain, update.token_ids))
             state.prompt_logprobs.extend(update.prompt_logprobs)
+            state.pooled = update.pooled or state.pooled
             if update.finish_reason is not None:
                 self._end(state, update.finish_reason, update.error)
             elif update.token_ids and not state.is_lazy:
@@ -246,6 +248,7 @@ class OutputProcessor:
                 logprobs=tuple(state.logprobs) if params.logprobs is not None else None,
                 content_flags=content_flags,
                 prompt_logprobs=prompt_logprobs,
+                pooled=state.pooled,
                 finish_reason=finish_reason,
                 stop_reason=stop_reason if finish_reason is not None else None,
                 usage=Usage(

@@ -62,6 +62,9 @@ class Sequence:
     num_sent_blocks: int = 0  # leading entries of block_table that the device was told
     num_unsent_tokens: int = 0  # last output tokens, forced by the host, the device lacks them yet
     num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities were collected
+    # What is read of the last prompt token in place of an output: None: nothing, (): its hidden
+    # state, ids: their logits.
+    pools: tuple[int, ...] | None = None
     has_grammar: bool = False  # its samples are masked; see `mask`
     mask: Any = None  # ids that may be sampled next, as bits in int32 words; None: any
     gate: int | None = None  # output index that may be sampled only when all before it are read

@@ -93,6 +93,7 @@ class StepResult:
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # row -> of its sample
     # row -> of prompt tokens start + 1 .. start + n, as far as they are prompt tokens
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)  # row -> float32 of `Sequence.pools`
 
 
 class Ticket(Protocol):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
-from nvcli.server import about, chat, completions, messages, responses, tokens
+from nvcli.server import about, chat, completions, messages, pooling, responses, tokens
 from nvcli.server.front import Front
 from nvcli.server.state import ServerState
 
@@ -70,6 +70,9 @@ def routes() -> list[Route]:
         _route("GET", "/v1/responses/{response_id}/input_items", responses.list_input_items),
         _route("POST", "/v1/messages", messages.create_message),
         _route("POST", "/v1/messages/count_tokens", messages.count_tokens),
+        _route("POST", "/v1/embeddings", pooling.create_embeddings),
+        *[_route("POST", f"{prefix}/rerank", pooling.rerank) for prefix in ("", "/v1", "/v2")],
+        *[_route("POST", f"{prefix}/score", pooling.score) for prefix in ("", "/v1")],
         _route("POST", "/tokenize", tokens.tokenize),
         _route("POST", "/detokenize", tokens.detokenize),
         _route("GET", "/tokenizer_info", tokens.tokenizer_info),

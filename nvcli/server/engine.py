@@ -31,6 +31,9 @@ class ServerEngine(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int: ...
+
+    @property
     def is_alive(self) -> bool: ...
 
     @property

@@ -5,6 +5,7 @@ The answer to a prompt is written down as token ids, so everything the server ma
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,9 @@ class ServedDevice(ScriptedDevice):
                 result.prompt_logprobs[index] = [
                     _logprob(token_id, params.prompt_logprobs) for token_id in targets
                 ]
+            if row.seq.pools is not None and row.start + row.n == row.seq.num_prompt_tokens:
+                count = len(row.seq.pools) or 64
+                result.pooled[index] = struct.pack(f"<{count}f", *range(1, count + 1))
         self.plans.clear()
         return ticket
 
@@ -107,6 +111,7 @@ class ScriptedLLM:
         self.supports_thinking = True
         self._compiler: GrammarCompiler | None = None
         self.vocab_size = VOCABULARY
+        self.hidden_size = 64
 
     @property
     def model_name(self) -> str:

@@ -1,0 +1,137 @@
+"""`/v1/embeddings`, `/rerank` and `/score`: prompts through the engine, one vector or pair of
+logits read from each."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from nvcli.engine.engine import Request
+from nvcli.protocol.pooling import (
+    EmbeddingRequest,
+    PairRequest,
+    answer_ids,
+    embedding_body,
+    embedding_prompts,
+    pair_prompts,
+    parse_embedding,
+    parse_rerank,
+    parse_score,
+    rerank_body,
+    score_body,
+)
+from nvcli.server.front import ignore_fields
+from nvcli.server.generate import prepare, run_to_end
+from nvcli.server.json_io import JSONBody, read_object
+from nvcli.types import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request as HTTPRequest
+    from starlette.responses import Response
+
+    from nvcli.server.state import ServerState
+
+
+def _requests(
+    state: ServerState, prompts: list[list[int]], pools: tuple[int, ...]
+) -> list[Request]:
+    params = SamplingParams(max_tokens=0)
+    return [
+        Request(
+            request_id=state.bridge.new_id(),
+            prompt_token_ids=prompt,
+            params=params,
+            is_streaming=False,
+            pools=pools,
+        )
+        for prompt in prompts
+    ]
+
+
+async def _pool(state: ServerState, http: HTTPRequest, requests: list[Request]) -> list[bytes]:
+    outputs = await run_to_end(state, http, requests)
+    pooled = [group[0].pooled for group in outputs]
+    assert all(data is not None for data in pooled), "a request that pools gives numbers"
+    return [data for data in pooled if data is not None]
+
+
+async def create_embeddings(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
+    state.check_accepting()
+    body = await read_object(http)
+
+    def work() -> tuple[EmbeddingRequest, list[list[int]]]:
+        llm = state.llm
+        strict = state.config.is_strict
+        request = parse_embedding(body, hidden_size=llm.hidden_size, is_strict=strict)
+        state.check_model(request.model)
+        limit = llm.max_model_len
+        return request, embedding_prompts(request, llm.tokenizer, max_model_len=limit)
+
+    request, prompts = await prepare(http, work)
+    ignore_fields(http.scope, request.ignored_fields)
+    pooled = await _pool(state, http, _requests(state, prompts, ()))
+    num_tokens = sum(map(len, prompts))
+    model = request.model or state.model
+    return JSONBody(embedding_body(request, pooled, model=model, num_tokens=num_tokens))
+
+
+async def _judge(
+    http: HTTPRequest, parse: Callable[[ServerState, dict[str, Any]], PairRequest]
+) -> tuple[PairRequest, list[bytes], int]:
+    state: ServerState = http.app.state
+    state.check_accepting()
+    body = await read_object(http)
+
+    def work() -> tuple[PairRequest, list[list[int]], tuple[int, int]]:
+        request = parse(state, body)
+        state.check_model(request.model, is_optional=True)
+        llm = state.llm
+        prompts = pair_prompts(request, llm.tokenizer, max_model_len=llm.max_model_len)
+        return request, prompts, answer_ids(llm.tokenizer)
+
+    request, prompts, ids = await prepare(http, work)
+    ignore_fields(http.scope, request.ignored_fields)
+    pooled = await _pool(state, http, _requests(state, prompts, ids))
+    return request, pooled, sum(map(len, prompts))
+
+
+async def rerank(http: HTTPRequest) -> Response:
+    """Jina's, and with /v2 Cohere's: there documents come back only when asked for."""
+    state: ServerState = http.app.state
+    gives = not http.url.path.startswith("/v2")
+
+    def parse(state: ServerState, body: dict[str, Any]) -> PairRequest:
+        return parse_rerank(body, is_strict=state.config.is_strict, returns_documents=gives)
+
+    request, pooled, num_tokens = await _judge(http, parse)
+    return JSONBody(
+        rerank_body(
+            request,
+            pooled,
+            response_id=f"rerank-{uuid.uuid4().hex}",
+            model=request.model or state.model,
+            num_tokens=num_tokens,
+        )
+    )
+
+
+async def score(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
+
+    def parse(state: ServerState, body: dict[str, Any]) -> PairRequest:
+        return parse_score(body, is_strict=state.config.is_strict)
+
+    request, pooled, num_tokens = await _judge(http, parse)
+    return JSONBody(
+        score_body(
+            pooled,
+            response_id=f"score-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=request.model or state.model,
+            num_tokens=num_tokens,
+        )
+    )
