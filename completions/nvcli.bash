@@ -12,13 +12,13 @@ _nvcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case "$command/${COMP_WORDS[i]}" in
-            "/chat"|"/batch"|"/serve"|"/completion") command="${command:+$command }${COMP_WORDS[i]}" ;;
+            "/chat"|"/batch"|"/serve"|"/tokens"|"/doctor"|"/completion"|"/models"|"models/list"|"models/show"|"models/pull"|"models/rm"|"models/verify") command="${command:+$command }${COMP_WORDS[i]}" ;;
         esac
     done
     case "$command" in
         "")
             options="--version -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
-            kind=argument:words words="chat batch serve completion"
+            kind=argument:words words="chat batch serve tokens doctor completion models"
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
@@ -72,9 +72,76 @@ _nvcli() {
                 --color) kind=words words="auto always never" ;;
                 --profile) kind=profiles ;;
             esac ;;
+        "tokens")
+            options="-m --model --chat -s --system --think --no-think -f --file --ids --show --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            kind=argument:free
+            case "$prev" in
+                -m|--model) kind=models ;;
+                -s|--system) kind=free ;;
+                -f|--file|--log-file|--config) kind=files ;;
+                --color) kind=words words="auto always never" ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "doctor")
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            kind=argument:free
+            case "$prev" in
+                -m|--model) kind=models ;;
+                --device) kind=words words="auto cuda cpu" ;;
+                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization) kind=free ;;
+                --color) kind=words words="auto always never" ;;
+                --log-file|--config) kind=files ;;
+                --profile) kind=profiles ;;
+            esac ;;
         "completion")
             options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
             kind=argument:words words="bash zsh fish"
+            case "$prev" in
+                --color) kind=words words="auto always never" ;;
+                --log-file|--config) kind=files ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "models")
+            options="--help -h"
+            kind=argument:words words="list show pull rm verify"
+            case "$prev" in
+            esac ;;
+        "models list")
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            kind=argument:free
+            case "$prev" in
+                --color) kind=words words="auto always never" ;;
+                --log-file|--config) kind=files ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "models show")
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            kind=argument:free
+            case "$prev" in
+                --color) kind=words words="auto always never" ;;
+                --log-file|--config) kind=files ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "models pull")
+            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            kind=argument:free
+            case "$prev" in
+                --color) kind=words words="auto always never" ;;
+                --log-file|--config) kind=files ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "models rm")
+            options="-y --yes -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            kind=argument:free
+            case "$prev" in
+                --color) kind=words words="auto always never" ;;
+                --log-file|--config) kind=files ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "models verify")
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;

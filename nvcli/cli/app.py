@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nvcli.repl.screen import Screen
 
 _ClickUsageError: type[Exception] = typer.BadParameter.__bases__[0]
-_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 96}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 96}
 _GLOBALS = ("quiet", "verbose", "color", "log_file", "debug", "config", "profile")
 _FROM_USER = ("COMMANDLINE", "ENVIRONMENT")
 
@@ -202,11 +202,11 @@ class Group(HelpPages, TyperGroup):
         name = args[0]
         if self.get_command(ctx, name) is None:
             near = difflib.get_close_matches(name, self.commands, n=1)
+            asks = ", or 'nvcli chat \"...\"' to ask" if ctx.parent is None else ""
             hint = (
                 f"Did you mean {near[0]!r}?"
                 if near
-                else f"Run '{ctx.command_path} --help' for the commands, "
-                f"or '{ctx.command_path} chat \"...\"' to ask."
+                else f"Run '{ctx.command_path} --help' for the commands{asks}."
             )
             raise UsageError(f"there is no command {name!r}", hint=hint)
         return super().resolve_command(ctx, args)
@@ -230,7 +230,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={**_CONTEXT, "auto_envvar_prefix": "NVCLI"},
+    context_settings={**CONTEXT, "auto_envvar_prefix": "NVCLI"},
 )
 
 
@@ -263,9 +263,10 @@ def root(
 @functools.cache
 def command_line() -> Any:
     """The root with all its commands."""
-    from nvcli.cli import batch, chat, completion, serve  # they build on this module
+    # they build on this module
+    from nvcli.cli import batch, bench, chat, completion, doctor, models, serve, tokens
 
-    for module in (chat, batch, serve, completion):
+    for module in (chat, batch, serve, bench, models, tokens, doctor, completion):
         module.register(app)
     return typer.main.get_command(app)
 

@@ -404,6 +404,9 @@ JsonOpt = Annotated[
         help="One JSON object: model, text, thinking, tool_calls, finish_reason, usage, timings.",
     ),
 ]
+DoctorJsonOpt = Annotated[
+    bool, _option("--json", group=OUTPUT, help="One JSON object: ok, model, checks.")
+]
 StatsOpt = Annotated[
     bool,
     _option(

@@ -43,6 +43,19 @@ def resolve_model(name: str) -> Path:
     return _from_hub(name)
 
 
+def fetch_model(name: str, *, is_quiet: bool = False) -> Path:
+    """Fetch what is missing or has changed of a Hugging Face id. Raises `ModelNotFoundError`."""
+    if _HUB_ID.fullmatch(name) is None:
+        raise ModelNotFoundError(
+            f"{name} is no Hugging Face id", hint="An id looks like Qwen/Qwen3-0.6B."
+        )
+    if is_quiet:
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+    return _download(name)
+
+
 def _from_hub(repo_id: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

@@ -9,10 +9,15 @@ import pytest
 
 from nvcli import errors
 from nvcli.cli import chat
+from nvcli.cli.command_table import command_rows
 from nvcli.errors import NvcliError
 from tests.cli.conftest import Cli
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
+
+
+PAGES = [" ".join(["nvcli", *row.path]) for row in command_rows()]
+ELSEWHERE = ("nvcli batch", "nvcli serve")  # compared with their commands' other tests
 
 
 def check(name: str, text: str) -> None:
@@ -25,11 +30,14 @@ def check(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", ["nvcli", "chat"])
+@pytest.mark.parametrize("command", PAGES)
 def test_help_page(cli: Cli, command: str, flag: str) -> None:
-    result = cli(*([] if command == "nvcli" else [command]), flag)
+    result = cli(*command.split()[1:], flag)
     assert (result.code, result.err) == (0, "")
-    check(f"help-{command}", result.out)
+    assert "\nExamples:\n" in result.out
+    if command not in ELSEWHERE:
+        name = "-".join(command.split()[1:] or ["nvcli"])
+        check(f"help-{name}", result.out)
 
 
 def test_bare_command_shows_help(cli: Cli) -> None:

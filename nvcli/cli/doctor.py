@@ -1,0 +1,68 @@
+"""`nvcli doctor`: what is here, what is missing, and whether a model fits before it is loaded."""
+
+from __future__ import annotations
+
+import typer  # noqa: TC002 - Typer reads the annotations
+
+from nvcli.cli import options  # noqa: TC001 - Typer reads the annotations of `doctor`
+from nvcli.cli.app import Command, settings_of
+from nvcli.cli.checks import Check, State, run_checks
+from nvcli.cli.console import dump_json, print_text
+from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.errors import NvcliError
+from nvcli.repl.screen import visible
+
+_SIGNS = {State.OK: "ok", State.NOTE: "-", State.WARN: "warn", State.FAIL: "FAIL"}
+_COLORS = {State.OK: "32", State.NOTE: "2", State.WARN: "33", State.FAIL: "31"}
+
+
+class DoctorCommand(Command):
+    examples = """\
+nvcli doctor                                        this machine and the built-in model
+nvcli doctor -m Qwen/Qwen3-8B --max-model-len 32k   does it fit?
+nvcli doctor --json | jq '.checks[] | select(.state == "fail")'"""
+
+
+def doctor(
+    ctx: typer.Context,
+    model: options.ModelOpt = None,
+    device: options.DeviceOpt = None,
+    dtype: options.DTypeOpt = None,
+    max_model_len: options.MaxModelLenOpt = None,
+    gpu_memory_utilization: options.MemoryOpt = None,
+    kv_cache_dtype: options.KVCacheDTypeOpt = None,
+    json: options.DoctorJsonOpt = False,
+) -> None:
+    """Look at driver, GPU, model, memory and terminal; exit 1 when something blocks."""
+    config = EngineConfig.from_options(
+        model=model or DEFAULT_MODEL,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    screen = settings_of(ctx).screen()
+    found: list[Check] = []
+    for check in run_checks(config):
+        found.append(check)
+        if not json:
+            sign = f"{_SIGNS[check.state]:<4}"
+            if screen.out_color:
+                sign = f"\x1b[{_COLORS[check.state]}m{sign}\x1b[0m"
+            hint = f". {check.hint}" if check.hint else ""
+            print_text(f"{sign}  {check.name:<12} {visible(check.text + hint)}")
+    blocking = [check for check in found if check.state is State.FAIL]
+    if json:
+        rows = [
+            {"name": c.name, "state": c.state.value, "text": c.text, "hint": c.hint} for c in found
+        ]
+        print_text(dump_json({"ok": not blocking, "model": config.model, "checks": rows}))
+    if blocking:
+        names = ", ".join(check.name for check in blocking)
+        raise NvcliError(f"{len(blocking)} of {len(found)} checks failed: {names}")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the root."""
+    app.command(cls=DoctorCommand)(doctor)

@@ -1,0 +1,216 @@
+"""`nvcli models`: what is here, and fetching, checking and removing it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nvcli.cli.app import CONTEXT, Command, Group, settings_of
+from nvcli.cli.console import dump_json, is_terminal, print_text
+from nvcli.cli.options import OUTPUT, _option
+from nvcli.errors import ModelError, ModelNotFoundError, NvcliError, UsageError
+from nvcli.repl.screen import visible
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class ModelsGroup(Group):
+    examples = """\
+nvcli models list                        what is on this machine
+nvcli models pull Qwen/Qwen3-0.6B        fetch it into the Hugging Face cache
+nvcli models show demo --json            its numbers
+nvcli models verify Qwen/Qwen3-0.6B      read it all and compare the hashes"""
+
+
+class ListCommand(Command):
+    examples = "nvcli models list -q | xargs -n 1 nvcli models verify"
+
+
+class ShowCommand(Command):
+    examples = "nvcli models show Qwen/Qwen3-0.6B --json | jq .kv_bytes_per_token"
+
+
+class PullCommand(Command):
+    examples = "nvcli models pull Qwen/Qwen3-0.6B"
+
+
+class RemoveCommand(Command):
+    examples = "nvcli models rm Qwen/Qwen3-0.6B --yes"
+
+
+class VerifyCommand(Command):
+    examples = "nvcli models verify ./my-checkpoint && nvcli chat -m ./my-checkpoint"
+
+
+NameArg = Annotated[
+    str, typer.Argument(metavar="MODEL", help="demo, a Hugging Face id, or a folder.")
+]
+JsonOpt = Annotated[bool, _option("--json", group=OUTPUT, help="As JSON, for scripts.")]
+YesOpt = Annotated[bool, _option("-y", "--yes", group=OUTPUT, help="Do not ask.")]
+
+models = typer.Typer(
+    cls=ModelsGroup, name="models", rich_markup_mode=None, context_settings=CONTEXT
+)
+
+
+@models.callback(invoke_without_command=True)
+def root(ctx: typer.Context) -> None:
+    """List, show, fetch, remove and verify models."""
+    if ctx.invoked_subcommand is None:
+        print_text(ctx.get_help())
+
+
+@models.command("list", cls=ListCommand)
+def list_models(ctx: typer.Context, json: JsonOpt = False) -> None:
+    """List the models on this machine; with -q only their names."""
+    from nvcli.models.store import stored_models
+
+    found = stored_models()
+    if json:
+        rows = [{"name": m.name, "bytes": m.size_bytes, "folder": str(m.folder)} for m in found]
+        print_text(dump_json(rows))
+    elif settings_of(ctx).quiet:
+        print_text("\n".join(m.name for m in found))
+    else:
+        width = max(len(m.name) for m in found)
+        lines = [f"{m.name:<{width}}  {size_text(m.size_bytes):>8}  {_origin(m)}" for m in found]
+        print_text("\n".join(map(visible, lines)))
+
+
+def _origin(model: Any) -> str:
+    return "built in" if model.is_builtin else "Hugging Face cache"
+
+
+def size_text(size: int) -> str:
+    """`28.1 MB`: decimal units, as memory is sold."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def find_local(name: str) -> Path:
+    """The model's folder, without a network. Raises `ModelNotFoundError`."""
+    from pathlib import Path
+
+    from nvcli.models.store import stored_models
+
+    for model in stored_models():
+        if model.name == name:
+            return model.folder
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    hint = f"Fetch it with: nvcli models pull {name}" if name.count("/") == 1 else None
+    raise ModelNotFoundError(
+        f"{name} is neither a folder nor in the Hugging Face cache",
+        hint=hint or "nvcli models list shows what is here.",
+    )
+
+
+@models.command("show", cls=ShowCommand)
+def show(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
+    """Show a model's numbers."""
+    facts = model_facts(name, find_local(name))
+    if json:
+        print_text(dump_json(facts))
+        return
+    shown = {**facts, "weight_bytes": size_text(facts["weight_bytes"])}
+    shown["kv_bytes_per_token"] = size_text(facts["kv_bytes_per_token"])
+    shown["parameters"] = f"{facts['parameters']:,}".replace(",", " ")
+    shown["sampling"] = ", ".join(f"{k} {v}" for k, v in facts["sampling"].items()) or "-"
+    shown["files"] = ", ".join(facts["files"]) or "-"
+    width = max(map(len, shown))
+    print_text("\n".join(visible(f"{k.replace('_', ' '):<{width}}  {v}") for k, v in shown.items()))
+
+
+def model_facts(name: str, folder: Path) -> dict[str, Any]:
+    from nvcli.models.config import ModelConfig
+    from nvcli.models.verify import DamagedFileError, read_weights
+
+    config = ModelConfig.from_hf(folder)
+    try:
+        weights = read_weights(folder)
+    except DamagedFileError as exc:
+        raise ModelError(f"{name}: {exc}", hint=f"See: nvcli models verify {name}") from exc
+    item_bytes = 4 if config.dtype == "float32" else 2
+    return {
+        "model": name,
+        "folder": str(folder),
+        "architecture": config.architecture,
+        "parameters": weights.num_parameters,
+        "weight_bytes": weights.num_bytes,
+        "dtype": config.dtype,
+        "layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocabulary": config.vocab_size,
+        "context": config.max_model_len,
+        "kv_bytes_per_token": config.kv_elements_per_token * item_bytes,
+        "sampling": dict(config.sampling_defaults),
+        "files": list(weights.files),
+    }
+
+
+@models.command(cls=PullCommand)
+def pull(ctx: typer.Context, name: NameArg) -> None:
+    """Fetch a model into the Hugging Face cache."""
+    from nvcli.models.resolve import fetch_model
+
+    folder = fetch_model(name, is_quiet=settings_of(ctx).quiet)
+    print_text(visible(str(folder)))
+
+
+@models.command("rm", cls=RemoveCommand)
+def remove(ctx: typer.Context, name: NameArg, yes: YesOpt = False) -> None:
+    """Remove a model from the Hugging Face cache; a folder of yours is never touched."""
+    from nvcli.models.store import folder_size, repository_folder
+
+    repository = repository_folder(name)
+    if ".." in name or not repository.is_dir():
+        raise ModelNotFoundError(
+            f"{name} is not in the Hugging Face cache", hint="nvcli models list shows what is."
+        )
+    size = size_text(folder_size(repository / "blobs"))
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise UsageError(f"removing {name} ({size}) needs a yes", hint="Give --yes.")
+        if not typer.confirm(f"Remove {visible(name)} ({size})?", err=True):
+            raise NvcliError(f"{name} was kept")
+    shutil.rmtree(repository)
+    settings_of(ctx).screen().note(f"removed {name}, {size}")
+
+
+@models.command(cls=VerifyCommand)
+def verify(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
+    """Check a model's files: tensors, sizes, hashes. Exit 3 when something is wrong."""
+    from nvcli.models.verify import verify as check
+
+    folder = find_local(name)
+    screen = settings_of(ctx).screen()
+    rows: list[dict[str, Any]] = []
+    for what, problem in check(folder, progress=lambda file: screen.note(f"reading {file}")):
+        rows.append({"file": what, "problem": problem})
+        if not json:
+            print_text(visible(f"{'ok  ' if problem is None else 'BAD '} {what}  {problem or ''}"))
+    problems = [row for row in rows if row["problem"] is not None]
+    if json:
+        print_text(dump_json({"model": name, "ok": not problems, "files": rows}))
+    if problems:
+        raise ModelError(
+            f"{name}: {len(problems)} of {len(rows)} checks failed",
+            hint="Copy or fetch the files again.",
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the root."""
+    app.add_typer(models)
