@@ -1,0 +1,341 @@
+"""The report on a terminal: one card of at most 100 columns, plain text without escapes.
+
+What may not be stated is a dash, what lies beyond the timeout is `>timeout`. `to_ascii` is for
+terminals and pipes that cannot hold the block characters.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nvcli.bench.summary import Summary
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+_ASCII = str.maketrans(
+    "▁▂▃▄▅▆▇█·–×≤≥σλ│✔✘→─┤",
+    "_.:-=+*#.-x<>sl|vx>-|",
+)
+_ROWS = ("ttft", "tpot", "itl", "stall", "e2e")
+
+
+def to_ascii(text: str) -> str:
+    return text.translate(_ASCII).encode("ascii", "replace").decode()
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits; a dash for what may not be stated."""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return ">timeout" if value > 0 else "–"
+    if value == 0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    if size >= digits:
+        return f"{value:,.0f}"
+    return f"{value:.{min(max(digits - 1 - size, 0), 6)}f}"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def spark(values: Sequence[float], width: int = 40) -> str:
+    """A strip of blocks; the highest value fills one."""
+    if not values:
+        return ""
+    step = len(values) / width
+    if step > 1:
+        values = [
+            max(values[int(i * step) : max(int((i + 1) * step), int(i * step) + 1)])
+            for i in range(width)
+        ]
+    top = max(values)
+    if top <= 0:
+        return BLOCKS[1] * len(values)
+    return "".join(BLOCKS[1 + min(int(7 * v / top + 0.5), 7)] for v in values)
+
+
+def ecdf(ordered: Sequence[float], width: int = 40, height: int = 4) -> list[str]:
+    """Share of samples up to x over time, in milliseconds; failures keep it below 1."""
+    finite = [v for v in ordered if math.isfinite(v)]
+    if len(finite) < 5:
+        return []
+    low, high = finite[0], finite[-1]
+    if high <= low:
+        return []
+    shares, index = [], 0
+    for column in range(width):
+        x = low + (high - low) * (column + 1) / width
+        while index < len(finite) and finite[index] <= x:
+            index += 1
+        shares.append(index / len(ordered))
+    lines = []
+    for row in range(height, 0, -1):
+        cells = [
+            BLOCKS[max(0, min(8, round(8 * (share * height - (row - 1)))))] for share in shares
+        ]
+        lines.append(f"  {row / height:4.2f} ┤{''.join(cells)}")
+    left, right = number(low * 1e3), number(high * 1e3)
+    lines.append(f"       {left}{' ' * max(width - len(left) - len(right), 1)}{right} ms")
+    return lines
+
+
+# --- the card ------------------------------------------------------------------------------------
+
+
+def card(summary: Summary) -> list[str]:
+    """The report of one run."""
+    return [part for line in _lines(summary) for part in _wrap(line)]
+
+
+def _wrap(line: str, width: int = 100) -> list[str]:
+    """Break a line of parts between them; what is one part stays whole."""
+    parts = []
+    while len(line) > width:
+        cut = max(line.rfind(" · ", 12, width), line.rfind(" │ ", 12, width))
+        if cut < 0:
+            break
+        parts.append(line[:cut])
+        line = " " * 10 + line[cut + 3 :]
+    return [*parts, line]
+
+
+def _lines(summary: Summary) -> list[str]:
+    json = summary.json
+    lines = [_title(json)]
+    if json.get("points"):
+        lines += ["", *points_table(json["points"])]
+    if "counts" not in json:
+        return [*lines, *_interrupted(json)]
+    lines += [_load(json), _window(json), *_rate(json), "", *_table(json)]
+    if (tail := json["tail"]).get("chance_above_itl_p99") is not None:
+        lines.append(
+            f"tail      a {tail['mean_output_tokens']:.0f}-token reply meets a gap above itl p99 "
+            f"with probability {100 * tail['chance_above_itl_p99']:.0f} %"
+        )
+    lines += ["", *_time(json), *_amdahl(json), *_little(json), *_limits(json)]
+    lines += [*_model(json), *_client(json), *_energy(json)]
+    plot = ecdf(summary.pools.get("e2e", []))
+    if plot:
+        lines += ["", "e2e, share of requests", *plot]
+    lines += _strips(summary)
+    lines += [f"warning   {text}" for text in json["warnings"]]
+    lines += [f"UNSOUND   {text}" for text in summary.unsound]
+    lines += [f"MISSED    {text}" for text in summary.missed]
+    return [*lines, *_interrupted(json)]
+
+
+def _interrupted(json: dict[str, Any]) -> list[str]:
+    return ["interrupted: these are the samples until then"] if json["interrupted"] else []
+
+
+def _title(json: dict[str, Any]) -> str:
+    model = json.get("model") or {}
+    environment = json.get("environment") or {}
+    workload = json.get("workload") or {}
+    parts = [
+        " ".join(p for p in (model.get("name"), model.get("dtype")) if p),
+        environment.get("device"),
+        f"nvcli {environment['nvcli']}" if environment.get("nvcli") else None,
+        f"run {json['id']}",
+        f"seed {workload['seed']}" if "seed" in workload else None,
+        f"workload {workload['hash']} ({workload['text']})" if "hash" in workload else None,
+    ]
+    return " · ".join(p for p in parts if p)
+
+
+def _load(json: dict[str, Any]) -> str:
+    load, late = json.get("load") or {}, json["late_ms"]
+    return (
+        f"load      {load.get('text', '?')} · peak {json['concurrency']['peak']} · "
+        f"late p99 {number(late['p99'])} ms, max {number(late['max'])} ms"
+    )
+
+
+def _window(json: dict[str, Any]) -> str:
+    window, counts = json["window"], json["counts"]
+    text = (
+        f"window    steady {window['end_s'] - window['start_s']:.1f} s of "
+        f"{window['total_s']:.1f} s (first {window['start_s']:.1f} s cut, {window['method']}) · "
+        f"{counts['sent']:,} sent · {counts['ok']:,} ok"
+    )
+    for name in ("failed", "timeout", "unfinished"):
+        if counts[name]:
+            text += f" · {counts[name]:,} {name}"
+    return text
+
+
+def _rate(json: dict[str, Any]) -> list[str]:
+    rate, good = json["throughput"], json["goodput"]
+    text = (
+        f"rate      {number(rate['requests_per_s'])} req/s · "
+        f"{number(rate['output_tokens_per_s'])} tok/s out"
+    )
+    if rate["output_interval"]:
+        low, high = rate["output_interval"]
+        text += f" [{number(low)}–{number(high)}]"
+    text += f" · {number(rate['total_tokens_per_s'])} tok/s in and out"
+    lines = [text]
+    if good["slo_ms"]:
+        limits = " ".join(f"{k}≤{v:g}" for k, v in good["slo_ms"].items())
+        text = (
+            f"goodput   {number(good['requests_per_s'])} req/s · {percent(good['share_of_sent'])} "
+            f"of sent ({limits} ms)"
+        )
+        if good["token_attainment"] is not None:
+            text += f" · {percent(good['token_attainment'])} of tokens by their deadline"
+        lines.append(text)
+    return lines
+
+
+def _table(json: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{'ms':9}{'mean':>9}{'p50':>9}{'p90':>9}{'p99':>10}  {'[95 % CI of p99]':18}"
+        f"{'p99.9':>9}{'max':>10}"
+    ]
+    for name in _ROWS:
+        row = json[f"{name}_ms"]
+        if not row["count"]:
+            continue
+        interval = _interval(row["interval"].get("p99"))
+        lines.append(
+            f"{name:9}{number(row['mean']):>9}{number(row['p50']):>9}{number(row['p90']):>9}"
+            f"{number(row['p99']):>10}  {interval:18}{number(row['p999']):>9}"
+            f"{number(row['max']):>10}"
+        )
+    return lines
+
+
+def _interval(pair: list[float | None] | None) -> str:
+    if pair is None:
+        return ""
+    low, high = pair
+    if high is None:
+        return f"[≥ {number(low)}]"
+    return f"[{number(low)}–{number(high)}]"
+
+
+def _time(json: dict[str, Any]) -> list[str]:
+    parts = json["breakdown_ms"]
+    if not parts:
+        return []
+    text = " │ ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in parts.items())
+    return [f"time      {text}   ms, mean per request (p99s do not add, means do)"]
+
+
+def _amdahl(json: dict[str, Any]) -> list[str]:
+    found = json.get("amdahl")
+    if not found:
+        return []
+    free = {k: v for k, v in found["if_free"].items() if v is None or v > 1.005}
+    parts = [f"{k.replace('_', ' ')} free → ×{number(v)}" for k, v in list(free.items())[:3] if v]
+    if found.get("decode_twice_as_fast"):
+        parts.append(f"decode 2x faster → ×{number(found['decode_twice_as_fast'])}")
+    if found.get("batching_ceiling"):
+        parts.append(f"batching ceiling 1/σ = {number(found['batching_ceiling'])}")
+    return [f"amdahl    {' · '.join(parts)}"] if parts else []
+
+
+def _little(json: dict[str, Any]) -> list[str]:
+    law = json["little"]
+    if law["W"] is None:
+        return [f"little    {law['verdict']}"]
+    mark = "✔" if law["verdict"] == "good" else "✘"
+    text = (
+        f"little    L {number(law['L'])} · λW {number(law['lambda'])}×{number(law['W'])} s = "
+        f"{number(law['lambda'] * law['W'])} · residual {percent(law['residual'])} {mark} "
+        f"{law['verdict']}"
+    )
+    lines = [text]
+    if law["server_L"] is not None and law["outside_ms"] is not None:
+        lines.append(
+            f"          server gauge {number(law['server_L'])} → "
+            f"{number(law['outside_ms'])} ms per request outside it"
+        )
+    return lines
+
+
+def _limits(json: dict[str, Any]) -> list[str]:
+    limits = json.get("limits")
+    if not limits:
+        return []
+    rows = ", ".join(
+        f"{row['resource']} {row['allows']:,.0f}"
+        for row in limits["rows"]
+        if row.get("allows") is not None
+    )
+    text = f"l_max     {limits['l_max']:,.0f} by {limits['binds']} ({rows})"
+    if limits["in_use"] is not None:
+        text += f" · in use {percent(limits['in_use'])}"
+    if limits["lambda_max"] is not None:
+        text += f" · λ_max = L_max/W {number(limits['lambda_max'])}/s"
+    return [text]
+
+
+def _model(json: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for row in json.get("model_rows") or []:
+        name = row["name"].removesuffix("_ms").replace("output_tokens_per_s", "tok/s")
+        text = f"{name:6} predicted {number(row['predicted'])} (×{number(row['ratio'])})"
+        if row["floor"] is not None:
+            text += f" · floor {number(row['floor'])}, efficiency {percent(row['efficiency'])}"
+        lead = f"model     {row['source']}: " if not lines else " " * (12 + len(row["source"]))
+        lines.append(lead + text)
+    return lines
+
+
+def _client(json: dict[str, Any]) -> list[str]:
+    client = json["client"]
+    parts = []
+    if client["cpu_share"] is not None:
+        parts.append(f"client CPU {percent(client['cpu_share'])}")
+    if client["ceiling_requests_per_s"] is not None:
+        parts.append(f"client ceiling {number(client['ceiling_requests_per_s'])} req/s")
+    if client["clock"]:
+        parts.append(f"clock {client['clock']['name']}, {client['clock']['resolution_ns']:g} ns")
+    return [f"client    {' · '.join(parts)}"] if parts else []
+
+
+def _energy(json: dict[str, Any]) -> list[str]:
+    energy = json.get("energy")
+    if not energy:
+        return []
+    return [
+        f"energy    {number(energy['power_w'])} W · {number(energy['joule_per_token'])} J/token"
+    ]
+
+
+def _strips(summary: Summary) -> list[str]:
+    lines = []
+    width = len(summary.in_flight)
+    for name, values in (("L(t)", summary.in_flight), ("tok/s", summary.tokens_per_s)):
+        if values:
+            lines.append(f"{name:9} {spark(values, 60)}  max {number(max(values))}")
+    if width:
+        a, b = (round(share * 60) for share in summary.window)
+        lines.append(f"{'':10}{' ' * a}│{'─' * max(b - a - 2, 0)}│ steady window")
+    return lines
+
+
+def points_table(points: Sequence[dict[str, Any]]) -> list[str]:
+    """Micro-benchmarks: measured, floor, prediction."""
+    lines = [
+        f"{'step':24}{'median ms':>11}  {'[95 % CI]':16}{'tok/s':>9}{'floor':>9}{'eff.':>8}"
+        f"{'model':>9}{'ratio':>7}"
+    ]
+    for point in points:
+        low, high = point["low_ms"], point["high_ms"]
+        interval = f"[{number(low)}–{number(high)}]" if None not in (low, high) else ""
+        tokens, median = point.get("tokens"), point["median_ms"]
+        speed = tokens / median * 1e3 if tokens and median else None
+        lines.append(
+            f"{point['name']:24}{number(median):>11}  {interval:16}{number(speed):>9}"
+            f"{number(point['floor_ms']):>9}{percent(point['efficiency']):>8}"
+            f"{number(point['predicted_ms']):>9}{number(point['ratio']):>7}"
+        )
+    return lines

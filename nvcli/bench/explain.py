@@ -1,0 +1,136 @@
+"""Where the time went, what binds, and what physics predicts: the rows beside the measurements."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape
+
+if TYPE_CHECKING:
+    from nvcli.bench.record import RequestRecord, Run
+
+
+def model_of(header: dict[str, Any]) -> tuple[PerfModel, Hardware] | None:
+    """The model that was stored with a run; None for a foreign endpoint."""
+    stored = header.get("perf_model")
+    if not stored:
+        return None
+    model = PerfModel(Shape(**stored["shape"]), Cost(**stored["cost"]), stored["budget"])
+    return model, Hardware(**stored["hardware"])
+
+
+def breakdown(done: list[RequestRecord]) -> dict[str, float | None]:
+    """Mean milliseconds of a request by source: they add up to its mean e2e."""
+    rows: dict[str, list[float]] = {}
+
+    def add(name: str, ns: int) -> None:
+        rows.setdefault(name, []).append(ns / 1e6)
+
+    for r in done:
+        if not r.chunks:
+            continue
+        add("client_late", r.s_ns - r.s_star_ns)
+        first, last = r.chunks[0][0], r.chunks[-1][0]
+        server = r.server
+        if all(k in server for k in ("arrive", "sched", "first")):
+            add("queue", server["sched"] - server["arrive"])
+            add("prefill", server["first"] - server["sched"])
+            add("hand_over", (first - r.s_ns) - (server["first"] - server["arrive"]))
+        else:
+            add("queue_and_prefill", first - r.s_ns)
+        add("decode", last - first)
+    return {name: math.fsum(v) / len(v) for name, v in rows.items()}
+
+
+def limits_json(run: Run, load: float | None, wait: float | None) -> dict[str, Any] | None:
+    """The L_max table as stored, with what is in use now."""
+    rows = run.header.get("limits")
+    if not rows:
+        return None
+    known = [row for row in rows if row.get("allows") is not None]
+    if not known:
+        return None
+    least = min(known, key=lambda row: row["allows"])
+    l_max = least["allows"]
+    return {
+        "rows": rows,
+        "l_max": l_max,
+        "binds": least["resource"],
+        "in_use": load / l_max if load is not None and l_max else None,
+        "lambda_max": l_max / wait if wait else None,
+    }
+
+
+def model_rows(run: Run, json: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Measured beside predicted beside floor, for ttft, tpot and tokens a second."""
+    found = model_of(run.header)
+    if found is None or json is None:
+        return []
+    model, hardware = found
+    done = [r for r in run.requests if r.status == "ok" and r.n_in]
+    load = run.header.get("load") or {}
+    if not done:
+        return []
+    n_in = round(math.fsum(r.n_in or 0 for r in done) / len(done))
+    n_out = math.fsum(r.num_tokens for r in done) / len(done)
+    slots = int(run.header.get("slots") or 1)
+    if load.get("mode") == "open":
+        predicted = model.open(
+            float(load["rate"]), n_in, n_out, slots, float(load.get("arrival_cv", 1.0))
+        )
+    else:
+        predicted = model.closed(int(load.get("concurrency", 1)), n_in, n_out, slots)
+    if predicted is None:
+        return []
+    running = min(max(json["concurrency"]["mean"] or 1.0, 1.0), slots)
+    rows = [
+        ("ttft_ms", predicted.ttft_s * 1e3, model.prefill_floor(hardware, n_in) * 1e3),
+        ("e2e_ms", predicted.e2e_s * 1e3, None),
+    ]
+    if predicted.tpot_s is not None:
+        floor = model.decode_floor(hardware, running, n_in + n_out / 2) * 1e3
+        rows.insert(1, ("tpot_ms", predicted.tpot_s * 1e3, floor))
+    result = [_row(name, json[name]["mean"], value, floor) for name, value, floor in rows]
+    rate = json["throughput"]["output_tokens_per_s"]
+    if rate is not None:
+        result.append(_row("output_tokens_per_s", rate, predicted.output_tokens_per_s, None))
+    for row in result:
+        row["source"] = model.cost.source
+    return result
+
+
+def _row(
+    name: str, measured: float | None, predicted: float, floor: float | None
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "measured": measured,
+        "predicted": predicted,
+        "ratio": predicted / measured if measured else None,
+        "floor": floor,
+        "efficiency": floor / measured if floor is not None and measured else None,
+    }
+
+
+def amdahl_rows(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
+    """ "If stage k were free": speed-up of the mean request, and the ceiling of batching."""
+    parts = {k: v for k, v in json["breakdown_ms"].items() if v is not None and v > 0}
+    whole = math.fsum(parts.values())
+    if whole <= 0:
+        return None
+    result: dict[str, Any] = {
+        "if_free": {k: whole / (whole - v) if whole > v else None for k, v in parts.items()},
+    }
+    decode = parts.get("decode")
+    if decode:
+        result["decode_twice_as_fast"] = whole / (whole - decode / 2)
+    found = model_of(run.header)
+    done = [r for r in run.requests if r.status == "ok" and r.n_in]
+    if found is not None and done:
+        n_in = round(math.fsum(r.n_in or 0 for r in done) / len(done))
+        n_out = math.fsum(r.num_tokens for r in done) / len(done)
+        sigma = found[0].serial_share(n_in, n_out)
+        result["sigma"] = sigma
+        result["batching_ceiling"] = 1 / sigma if sigma > 0 else None
+    return result

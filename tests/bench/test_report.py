@@ -1,0 +1,237 @@
+"""`bench report`: every number again from the stored samples, in every format, never NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvcli.bench.record import RequestRecord, RunWriter, read_runs
+from nvcli.bench.summary import Summary, summarize
+from nvcli.errors import UsageError
+from tests.bench.runs import HEADER, MS, closed_loop, store
+from tests.cli.conftest import Cli
+
+
+def summary(path: Path) -> Summary:
+    (run,) = read_runs(path)
+    return summarize(run)
+
+
+def test_numbers_of_a_steady_closed_loop(tmp_path: Path) -> None:
+    """4 clients, 50 ms a request of 4 tokens: 80 req/s, 320 tok/s, L = 4, ttft 20, tpot 10."""
+    found = summary(store(tmp_path / "r.jsonl", closed_loop()))
+    j = found.json
+    assert j["ttft_ms"]["mean"] == pytest.approx(20)
+    assert j["ttft_ms"]["p99"] == pytest.approx(20)
+    assert j["ttft_ms"]["p999"] is None  # 400 samples
+    assert j["tpot_ms"]["p50"] == pytest.approx(10)
+    assert j["itl_ms"]["count"] == 3 * 400
+    assert j["e2e_ms"]["max"] == pytest.approx(50)
+    assert j["throughput"]["requests_per_s"] == pytest.approx(80, rel=0.01)
+    assert j["throughput"]["output_tokens_per_s"] == pytest.approx(320, rel=0.01)
+    assert j["throughput"]["total_tokens_per_s"] == pytest.approx(80 * 12, rel=0.01)
+    assert j["concurrency"]["peak"] == 4
+    assert j["little"]["L"] == pytest.approx(4, rel=0.02)
+    assert abs(j["little"]["residual"]) < 0.03
+    assert j["little"]["identity_error"] == 0
+    assert j["counts"] == {
+        "total": 400,
+        "sent": 400,
+        "ok": 400,
+        "failed": 0,
+        "timeout": 0,
+        "unfinished": 0,
+        "planned": 400,
+    }
+    assert j["goodput"]["share_of_sent"] == 1
+    assert j["breakdown_ms"] == pytest.approx(
+        {"client_late": 0, "queue_and_prefill": 20, "decode": 30}
+    )
+    assert j["tail"]["chance_above_itl_p99"] == pytest.approx(1 - 0.99**4)
+    assert (found.unsound, found.missed) == ([], [])
+
+
+def test_failures_are_infinite_and_in_the_denominator(tmp_path: Path) -> None:
+    records = closed_loop()
+    for r in records[::50]:
+        r.status, r.chunks, r.end_ns = "timeout", [], r.s_ns + 50 * MS
+    found = summary(store(tmp_path / "r.jsonl", records, slo={"ttft": 0.03}))
+    j = found.json
+    assert (j["counts"]["ok"], j["counts"]["timeout"]) == (392, 8)
+    assert j["e2e_ms"]["p99"] == math.inf
+    assert j["e2e_ms"]["mean"] == pytest.approx(50)
+    assert j["goodput"]["share_of_sent"] == pytest.approx(0.98)
+    assert found.missed == ["392 of 400 requests met the limits"]
+
+
+def test_warm_up_is_cut(tmp_path: Path) -> None:
+    records = closed_loop()
+    shift = 0
+    for r in records[:20]:  # the first client's first second is ten times slower
+        slow = [(r.s_ns + 10 * (t - r.s_ns), k) for t, k in r.chunks]
+        r.s_ns = r.s_star_ns = r.s_ns + shift
+        r.chunks = [(t + shift, k) for t, k in slow]
+        shift += r.chunks[-1][0] - r.s_ns - 50 * MS
+        r.end_ns = r.chunks[-1][0]
+    for r in records[20:100]:
+        r.s_star_ns += shift
+        r.s_ns += shift
+        r.end_ns += shift
+        r.chunks = [(t + shift, k) for t, k in r.chunks]
+    j = summary(store(tmp_path / "r.jsonl", records, warmup="auto")).json
+    assert j["window"]["start_s"] > 0
+    assert j["window"]["start_s"] <= j["window"]["end_s"] / 2 + 0.01
+
+
+def test_late_client_is_unsound_in_an_open_loop(tmp_path: Path) -> None:
+    records = closed_loop()
+    for r in records:
+        r.s_star_ns -= 30 * MS
+    load = {"mode": "open", "rate": 80.0, "text": "open"}
+    found = summary(store(tmp_path / "r.jsonl", records, load=load))
+    assert any("late" in reason for reason in found.unsound)
+    assert found.json["ttft_ms"]["p50"] == pytest.approx(50)
+    assert found.json["ttft_service_ms"]["p50"] == pytest.approx(20)
+
+
+def test_overloaded_open_loop_is_told(tmp_path: Path) -> None:
+    records = []
+    for i in range(400):  # sent every 10 ms, answered every 12 ms
+        end = 12 * (i + 1) * MS
+        records.append(RequestRecord(f"r{i}", 10 * i * MS, 10 * i * MS, end, chunks=[(end, 1)]))
+    load = {"mode": "open", "rate": 100.0, "text": "open"}
+    found = summary(store(tmp_path / "r.jsonl", records, load=load, warmup="auto"))
+    assert any("overloaded" in reason for reason in found.unsound)
+
+
+def test_lost_request_is_unsound(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with RunWriter(path, HEADER) as run:
+        for record in closed_loop()[:-1]:
+            run.request(record)
+        run.finish(planned=400, interrupted=False)
+    assert any("399 are on record" in reason for reason in summary(path).unsound)
+
+
+def test_mixed_clock_is_unsound(tmp_path: Path) -> None:
+    records = closed_loop()
+    records[5].end_ns = records[5].s_star_ns - 1
+    found = summary(store(tmp_path / "r.jsonl", records))
+    assert any("does not add up" in reason for reason in found.unsound)
+
+
+# --- odd runs: nothing prints NaN ----------------------------------------------------------------
+
+
+def one(n: int = 1, **more: Any) -> list[RequestRecord]:
+    record = closed_loop(1, clients=1, n=n)[0]
+    for name, value in more.items():
+        setattr(record, name, value)
+    return [record]
+
+
+ODD: dict[str, list[RequestRecord]] = {
+    "none": [],
+    "one token": one(1),
+    "two tokens": one(2),
+    "failed": one(1, status="error", chunks=[], end_ns=5 * MS),
+    "unfinished": one(1, status="unfinished", chunks=[]),
+    "no time": one(1, chunks=[(0, 1)], end_ns=0),
+    "no chunk": one(1, chunks=[]),
+    "same moment": closed_loop(1, clients=2, ttft_ms=0, gap_ms=0),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_runs_in_every_format(tmp_path: Path, cli: Cli, name: str) -> None:
+    path = store(tmp_path / "r.jsonl", ODD[name], slo={"ttft": 0.1, "tpot": 0.01})
+    files = [tmp_path / f"out{s}" for s in (".json", ".jsonl", ".csv", ".md", ".html", ".png")]
+    result = cli("bench", "report", str(path), *(a for f in files for a in ("--out", str(f))))
+    assert result.code in (0, 5, 6), result.err
+    assert result.err == ""
+    texts = [result.out] + [f.read_text() for f in files if f.suffix != ".png"]
+    texts.append(cli("bench", "report", str(path), "--json").out)
+    for text in texts:
+        assert "nan" not in text.lower().replace("nanosec", "")
+        assert "None" not in text
+    json.loads(texts[-1])
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_json_is_one_strict_object_with_the_stable_names(tmp_path: Path, cli: Cli) -> None:
+    path = store(tmp_path / "r.jsonl", [*closed_loop(10), *one(1, status="error", chunks=[])])
+    result = cli("bench", "report", str(path), "--json")
+    found = json.loads(result.out, parse_constant=pytest.fail)
+    for name in ("ttft", "ttft_service", "tpot", "itl", "stall", "e2e", "e2e_service", "late"):
+        assert {"mean", "p50", "p90", "p95", "p99", "p999", "max"} <= set(found[f"{name}_ms"])
+    assert {"L", "lambda", "W", "residual"} <= set(found["little"])
+    assert {"mean", "peak"} <= set(found["concurrency"])
+    assert {"requests_per_s", "share_of_sent"} <= set(found["goodput"])
+    assert {"start_s", "end_s"} <= set(found["window"])
+    assert found["e2e_ms"]["max"] == "inf"
+    assert found["e2e_ms"]["p99"] is None
+
+
+def test_hgrm_agrees_with_the_nearest_rank(tmp_path: Path, cli: Cli) -> None:
+    records = closed_loop(200)
+    for i, r in enumerate(records):
+        r.chunks[-1] = (r.chunks[-1][0] + i * MS // 10, 1)
+        r.end_ns = r.chunks[-1][0]
+    path = store(tmp_path / "r.jsonl", records)
+    out = tmp_path / "e2e.hgrm"
+    assert cli("bench", "report", str(path), "--out", str(out)).err == ""
+    rows = [line.split() for line in out.read_text().splitlines() if line[:1] == " "]
+    p99 = summary(path).json["e2e_ms"]["p99"]
+    at = next(float(v) for v, p, *_ in rows if p[0].isdigit() and float(p) >= 0.99)
+    assert at == pytest.approx(p99, rel=0.01)
+
+
+def test_half_a_last_line_is_dropped_and_a_bad_one_is_named(tmp_path: Path) -> None:
+    path = store(tmp_path / "r.jsonl", closed_loop(10))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rindex(b'"kind": "request"') + 60])
+    (run,) = read_runs(path)
+    assert len(run.requests) == 39
+    assert summarize(run).json["interrupted"]
+    path.write_bytes(whole.replace(b'"kind": "request"', b'"kind": "reqest"', 1))
+    with pytest.raises(UsageError, match="line 2"):
+        read_runs(path)
+    path.write_bytes(b'{"a": 1}\n')
+    with pytest.raises(UsageError, match="line 1"):
+        read_runs(path)
+    path.write_bytes(b"")
+    with pytest.raises(UsageError, match="no benchmark run"):
+        read_runs(path)
+
+
+def test_define_explains_and_a_run_is_needed(cli: Cli) -> None:
+    assert "nearest rank" in cli("bench", "report", "--define").out
+    assert cli("bench", "report").code == 2
+    assert cli("bench", "report", "/nowhere.jsonl").code == 2
+
+
+def test_out_names_are_checked_first(tmp_path: Path, cli: Cli) -> None:
+    path = store(tmp_path / "r.jsonl", closed_loop(2))
+    result = cli("bench", "report", str(path), "--out", "x.pdf")
+    assert (result.code, result.out) == (2, "")
+    assert ".hgrm" in result.err
+
+
+def test_runs_are_found_by_id(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    store(tmp_path / "nvcli" / "bench" / "abc123.jsonl", closed_loop())
+    assert cli("bench", "report", "abc").out == cli("bench", "report", "last").out != ""
+    assert cli("bench", "report", "zzz").code == 2
+
+
+def test_card(tmp_path: Path, cli: Cli) -> None:
+    out = cli("bench", "report", str(store(tmp_path / "r.jsonl", closed_loop()))).out
+    assert "\x1b" not in out
+    for text in ("closed, c = 4", "400 sent", "little    L", "ttft", "[95 % CI of p99]", "–"):
+        assert text in out
+    assert max(map(len, out.splitlines())) <= 100
