@@ -361,6 +361,10 @@ class LLM:
         """End a request within one step; does nothing for an id that is unknown or finished."""
         self._thread.abort(request_id)
 
+    def close_thinking(self, request_id: str) -> None:
+        """Let a request that is reasoning answer now; does nothing for one that is not."""
+        self._thread.close_thinking(request_id)
+
     # --- end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -399,6 +403,10 @@ class OutputStream(Iterator[RequestOutput]):
         output = self._ready.popleft()
         self._num_open -= output.is_finished
         return output
+
+    def close_thinking(self) -> None:
+        """Answer now: the model's reasoning ends at its next token."""
+        self._llm.close_thinking(self.request_id)
 
     def close(self) -> None:
         if self._num_open > 0:

@@ -251,6 +251,12 @@ class Engine:
             self._core.abort(seq)
         return bool(running)
 
+    def close_thinking(self, request_id: str) -> None:
+        """End the reasoning of a request now and let it answer; one that answers is left alone."""
+        for seq in self._live.get(request_id, {}).values():
+            if not seq.is_finished:
+                self._processor.close_thinking(seq)
+
     def step(self) -> list[RequestOutput]:
         """Advance every running sequence once and return what is new."""
         self._core.step()

@@ -51,6 +51,10 @@ class EngineThread:
         """End a request within one step; does nothing for an id that is unknown or finished."""
         self._post_if_open(lambda: self._engine.abort(request_id))
 
+    def close_thinking(self, request_id: str) -> None:
+        """Let a request that is reasoning answer now; does nothing for one that is not."""
+        self._post_if_open(lambda: self._engine.close_thinking(request_id))
+
     def close(self) -> None:
         """Stop the thread and wait for it; open requests end with an error. Safe to call twice."""
 

@@ -52,6 +52,7 @@ class OutputState:
     pooled: bytes | None = None
     constraint: Constraint | None = None
     num_routed_tokens: int = 0
+    thinking_budget: int | None = None
 
     @property
     def is_lazy(self) -> bool:
@@ -60,7 +61,7 @@ class OutputState:
         return (
             not self.is_streaming
             and not params.stop
-            and params.thinking_budget is None
+            and self.thinking_budget is None
             and self.constraint is None
         )
 
@@ -98,12 +99,21 @@ class OutputProcessor:
         if budget is not None and router is not None and _may_reason(router):
             seq.gate = budget
         state = self._states[seq.seq_id] = OutputState(seq, router, is_streaming)
+        state.thinking_budget = budget
         if grammar is not None:
             assert router is not None, "a grammar needs a tokenizer, and so a router"
             state.constraint = grammar.start(router)
             seq.has_grammar = True
             seq.gate = 0
             seq.mask = state.constraint.mask()
+
+    def close_thinking(self, seq: Sequence) -> None:
+        """End the reasoning as soon as all that was sampled is read, as if its budget was spent."""
+        state = self._states.get(seq.seq_id)
+        if state is None or state.router is None or not _may_reason(state.router):
+            return
+        state.thinking_budget = 0
+        seq.gate = 0
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs since the last call, in the order they came about."""
@@ -136,7 +146,7 @@ class OutputProcessor:
                 self._core.finish(seq, FinishReason.STOP, router.stop)
                 self._end(state, FinishReason.STOP)
                 return
-            if seq.gate is not None and seq.params.thinking_budget is not None:
+            if seq.gate is not None and state.thinking_budget is not None:
                 self._close_thinking_at_budget(state, router)
             if state.constraint is not None and not self._constrain(state, state.constraint):
                 return
@@ -182,7 +192,7 @@ class OutputProcessor:
     def _close_thinking_at_budget(self, state: OutputState, router: OutputRouter) -> None:
         """Move the gate along with what was read; at the budget, force the end of thinking."""
         seq = state.seq
-        budget = seq.params.thinking_budget
+        budget = state.thinking_budget
         assert budget is not None
         if not _may_reason(router):
             seq.gate = None
@@ -190,6 +200,9 @@ class OutputProcessor:
         left = budget - router.num_reasoning_tokens
         if left > 0 or not router.in_reasoning:
             seq.gate = len(seq.output_token_ids) + max(left, 0)
+            return
+        if seq.num_inflight_tokens > 0:  # launched before `close_thinking`: read it first
+            seq.gate = 0
             return
         seq.gate = None
         self._core.force(seq, list(router.think_close_token_ids))

@@ -297,3 +297,42 @@ def test_abort_at_every_point_gives_one_last_output(tokenizer: Tokenizer, depth:
         assert not engine.abort("a")
         assert not engine.has_unfinished
         assert engine.stats().num_free_blocks == 256
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
+@pytest.mark.parametrize("budget", [None, 12])
+def test_thinking_is_closed_on_demand(
+    tokenizer: Tokenizer, depth: int, num_steps: int, budget: int | None
+) -> None:
+    think = tokenizer.think_id
+    assert think is not None
+    script = [think, *tokenizer.encode("a" * 20 + "." * 400)]
+    engine = make_engine(tokenizer, lambda _: script, depth=depth)
+    prompt = tokenizer.encode("<|im_start|>assistant\n")
+    params = SamplingParams(max_tokens=40, thinking_budget=budget)
+    request = Request(request_id="a", prompt_token_ids=prompt, params=params, is_chat=True)
+    engine.add(request)
+    outputs = [o for _ in range(num_steps) for o in engine.step()]
+    engine.close_thinking("a")
+    engine.close_thinking("a")  # again: no difference
+    engine.close_thinking("b")  # unknown: nothing
+    while engine.has_unfinished:
+        outputs += engine.step()
+    output = fold_outputs(outputs)
+    assert output.usage.reasoning_tokens <= max(num_steps, 1) + depth
+    assert output.token_ids.count(tokenizer.end_think_id) == 1
+    assert output.text
+    assert len(output.token_ids) == 40
+
+
+def test_closing_the_thinking_of_an_answer_changes_nothing(tokenizer: Tokenizer) -> None:
+    engine = make_engine(tokenizer, says(tokenizer, "abc"))
+    prompt = tokenizer.encode("<|im_start|>assistant\n")
+    params = SamplingParams(max_tokens=3)
+    engine.add(Request(request_id="a", prompt_token_ids=prompt, params=params, is_chat=True))
+    outputs = [*engine.step(), *engine.step()]
+    engine.close_thinking("a")
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert fold_outputs(outputs).text == "abc"
