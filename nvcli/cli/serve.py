@@ -187,6 +187,16 @@ StoreOpt = Annotated[
     ),
 ]
 
+StorageOpt = Annotated[
+    Path | None,
+    _option(
+        "--storage",
+        metavar="FOLDER",
+        group=BEHAVIOUR,
+        help="Keep files and batches here; without it /v1/files and /v1/batches are not there.",
+    ),
+]
+
 
 def serve(
     ctx: typer.Context,
@@ -216,6 +226,7 @@ def serve(
     request_timeout: TimeoutOpt = None,
     drain_timeout: DrainOpt = 30.0,
     store_limit: StoreOpt = 1000,
+    storage: StorageOpt = None,
 ) -> int:
     """Answer OpenAI's API over HTTP.
 
@@ -252,6 +263,7 @@ def serve(
         is_strict=strict_api,
         ping_interval=ping_interval,
         store_limit=store_limit,
+        storage=storage,
         allow_template=allow_request_template,
         enable_thinking=think,
     )

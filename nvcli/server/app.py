@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
-from nvcli.server import about, chat, completions, messages, pooling, responses, tokens
+from nvcli.server import (
+    about,
+    batch_routes,
+    chat,
+    completions,
+    files,
+    messages,
+    pooling,
+    responses,
+    tokens,
+)
 from nvcli.server.front import Front
 from nvcli.server.state import ServerState
 
@@ -73,6 +83,15 @@ def routes() -> list[Route]:
         _route("POST", "/v1/embeddings", pooling.create_embeddings),
         *[_route("POST", f"{prefix}/rerank", pooling.rerank) for prefix in ("", "/v1", "/v2")],
         *[_route("POST", f"{prefix}/score", pooling.score) for prefix in ("", "/v1")],
+        _route("POST", "/v1/files", files.upload_file),
+        _route("GET", "/v1/files", files.list_files),
+        _route("GET", "/v1/files/{file_id}", files.get_file),
+        _route("DELETE", "/v1/files/{file_id}", files.delete_file),
+        _route("GET", "/v1/files/{file_id}/content", files.get_file_content),
+        _route("POST", "/v1/batches", batch_routes.create_batch),
+        _route("GET", "/v1/batches", batch_routes.list_batches),
+        _route("GET", "/v1/batches/{batch_id}", batch_routes.get_batch),
+        _route("POST", "/v1/batches/{batch_id}/cancel", batch_routes.cancel_batch),
         _route("POST", "/tokenize", tokens.tokenize),
         _route("POST", "/detokenize", tokens.detokenize),
         _route("GET", "/tokenizer_info", tokens.tokenizer_info),

@@ -185,6 +185,8 @@ class _Server:
         state = self._app.state
         if state.num_requests:
             self._note(f"draining {state.num_requests} requests; a second signal ends at once")
+        if state.batches is not None:
+            await asyncio.to_thread(state.batches.stop)
         if not await state.drain(self.config.drain_timeout):
             self._note(f"{state.num_requests} requests did not end in time")
 

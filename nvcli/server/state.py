@@ -7,8 +7,10 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from nvcli.server.batches import BatchManager
 from nvcli.server.bridge import EngineBridge
 from nvcli.server.errors import NotReadyError, UnknownModelError
+from nvcli.server.files import FileStore
 from nvcli.server.metrics import Metrics
 from nvcli.server.sealing import Sealer
 from nvcli.server.store import Store
@@ -44,6 +46,11 @@ class ServerState:
         self.completions = Store(config.store_limit)
         self.live: dict[str, Record] = {}  # responses in the background
         self.sealer = Sealer()
+        self.files: FileStore | None = None
+        self.batches: BatchManager | None = None
+        if config.storage is not None:
+            self.files = FileStore(config.storage)
+            self.batches = BatchManager(config.storage, self.files)
         self._bridge: EngineBridge | None = None
         self._idle = asyncio.Event()
 
@@ -53,6 +60,8 @@ class ServerState:
         """The model is there: requests are answered from now on."""
         self._bridge = EngineBridge(llm, max_queue=self.config.max_queue)
         self._bridge.on_hand_over = self.metrics.observe_hand_over
+        if self.batches is not None:
+            self.batches.start(llm, self.model_names)
         if self.phase is Phase.LOADING:
             self.phase = Phase.READY
 

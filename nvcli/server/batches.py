@@ -1,0 +1,341 @@
+"""`/v1/batches`: files of requests, answered in the background by the code of `nvcli batch`.
+
+    validating -> in_progress -> finalizing -> completed
+         |             |--> cancelling -> cancelled
+         +-> failed    +--> expired
+
+One thread takes the batches in order. Their state is on the disk, so a restarted server goes on
+where the last one ended: finished lines are kept, the others run again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from nvcli.batch.job import run_job
+from nvcli.batch.options import BatchOptions, InputFormat, Order, OutputFormat
+from nvcli.errors import NvcliError
+from nvcli.server.batch_engine import SharedEngine
+from nvcli.server.files import FileStore, read_objects, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nvcli.batch.progress import Counts
+    from nvcli.server.engine import ServerEngine
+
+logger = logging.getLogger("nvcli")
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+WINDOW_S = 24 * 3600
+MAX_LINES = 50_000
+MAX_ERRORS = 100  # told of a file that is refused
+_OPEN = ("validating", "in_progress", "finalizing", "cancelling")
+_MOMENTS = (
+    "in_progress_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
+
+Batch = dict[str, Any]
+
+
+class BatchManager:
+    """Owns the batches folder and the thread that works through it."""
+
+    def __init__(self, storage: Path, files: FileStore) -> None:
+        self.folder = storage / "batches"
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._files = files
+        self._lock = threading.RLock()
+        self._batches: dict[str, Batch] = {b["id"]: b for b in read_objects(self.folder)}
+        self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._running: tuple[str, SharedEngine] | None = None
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, llm: ServerEngine, model_names: tuple[str, ...]) -> None:
+        """Begin to work, first on what an earlier server left."""
+        self._llm = llm
+        self._model_names = model_names
+        for batch in self.all():
+            if batch["status"] in _OPEN:
+                self._queue.put(batch["id"])
+        self._thread = threading.Thread(target=self._work, name="nvcli-batches", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave off; what is not finished stays for the next server."""
+        with self._lock:
+            self._is_stopping = True
+            if self._running is not None:
+                self._running[1].stop()
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(10)
+
+    # --- what endpoints ask -----------------------------------------------------------------------
+
+    def create(self, file_id: str, endpoint: str, window: str, metadata: dict[str, str]) -> Batch:
+        now = int(time.time())
+        batch: Batch = {
+            "id": f"batch_{secrets.token_hex(12)}",
+            "object": "batch",
+            "endpoint": endpoint,
+            "errors": None,
+            "input_file_id": file_id,
+            "completion_window": window,
+            "status": "validating",
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": now,
+            "expires_at": now + WINDOW_S,
+            **dict.fromkeys(_MOMENTS),
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "metadata": metadata,
+        }
+        with self._lock:
+            self._batches[batch["id"]] = batch
+            self._save(batch)
+        self._queue.put(batch["id"])
+        return dict(batch)
+
+    def get(self, batch_id: str) -> Batch | None:
+        with self._lock:
+            batch = self._batches.get(batch_id)
+            return None if batch is None else dict(batch)
+
+    def all(self) -> list[Batch]:
+        with self._lock:
+            return [dict(batch) for batch in self._batches.values()]
+
+    def cancel(self, batch_id: str) -> Batch:
+        """Ends it when it is still open; does nothing otherwise."""
+        with self._lock:
+            batch = self._batches[batch_id]
+            if batch["status"] in ("validating", "in_progress"):
+                self._move(batch, "cancelling")
+                if self._running is not None and self._running[0] == batch_id:
+                    self._running[1].stop()
+            return dict(batch)
+
+    # --- the work ---------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (batch_id := self._queue.get()) is not None and not self._is_stopping:
+            batch = self._batches[batch_id]
+            try:
+                self._run(batch)
+            except Exception as error:
+                logger.exception("batch %s failed", batch_id)
+                message = str(error) if isinstance(error, NvcliError) else type(error).__name__
+                self._refuse(batch, [_error("batch_failed", message)])
+
+    def _run(self, batch: Batch) -> None:
+        output = self.folder / f"{batch['id']}.out.jsonl"
+        if batch["status"] == "validating":
+            path = self._files.path(batch["input_file_id"])
+            total, errors = validate(path, batch["endpoint"], self._model_names)
+            if errors:
+                self._refuse(batch, errors)
+                return
+            with self._lock:
+                batch["request_counts"]["total"] = total
+                if batch["status"] == "validating":
+                    self._move(batch, "in_progress")
+        if batch["status"] == "in_progress":
+            self._answer(batch, output)
+        if self._is_stopping and batch["status"] == "in_progress":
+            return
+        self._finish(batch, output)
+
+    def _answer(self, batch: Batch, output: Path) -> None:
+        engine = SharedEngine(self._llm, batch["id"], self._model_names[0])
+        with self._lock:
+            self._running = (batch["id"], engine)
+            if self._is_stopping or batch["status"] != "in_progress":
+                engine.stop()
+        timer = threading.Timer(max(0.0, batch["expires_at"] - time.time()), engine.stop)
+        timer.daemon = True
+        timer.start()
+        options = BatchOptions(
+            input=str(self._files.path(batch["input_file_id"])),
+            output=output,
+            input_format=InputFormat.JSONL,
+            output_format=OutputFormat.OPENAI,
+            order=Order.COMPLETION,
+            resume=True,
+            force_resume=True,
+            window=max(1, self._llm.max_num_seqs // 2),  # the rest is for those who wait
+        )
+        try:
+            run_job(
+                options,
+                engine.config,
+                find_model=lambda: self.folder,  # a changed model is no reason not to go on
+                load=lambda: engine,
+                progress=_Progress(lambda counts: self._count(batch, counts)),  # type: ignore[arg-type]
+            )
+        except NvcliError as error:
+            is_ours = self._is_stopping or batch["status"] == "cancelling"
+            if not is_ours and time.time() < batch["expires_at"]:
+                raise
+            logger.debug("batch %s was stopped: %s", batch["id"], error)
+        finally:
+            timer.cancel()
+            with self._lock:
+                self._running = None
+
+    def _count(self, batch: Batch, counts: Counts) -> None:
+        done = counts.num_before + counts.num_written
+        with self._lock:
+            numbers = batch["request_counts"]
+            numbers["failed"] = counts.num_failed
+            numbers["completed"] = done - counts.num_failed
+
+    def _finish(self, batch: Batch, output: Path) -> None:
+        """Part the lines into two files and say how it ended."""
+        was = batch["status"]
+        if was == "in_progress":
+            with self._lock:
+                self._move(batch, "finalizing")
+        good, bad = (self.folder / f"{batch['id']}.{kind}.jsonl" for kind in ("good", "bad"))
+        numbers = split_output(output, good, bad)
+        with self._lock:
+            for path, key in ((good, "output_file_id"), (bad, "error_file_id")):
+                if path.stat().st_size:
+                    name = f"{batch['id']}_{key.partition('_')[0]}.jsonl"
+                    batch[key] = self._files.add(path, name, "batch_output")["id"]
+                else:
+                    path.unlink()
+            counts = batch["request_counts"]
+            counts["completed"], counts["failed"] = numbers
+            is_whole = sum(numbers) >= counts["total"]
+            ended = "cancelled" if was == "cancelling" else "completed" if is_whole else "expired"
+            self._move(batch, ended)
+        for path in self.folder.glob(f"{batch['id']}.out.jsonl*"):
+            path.unlink(missing_ok=True)
+
+    def _refuse(self, batch: Batch, errors: list[dict[str, Any]]) -> None:
+        with self._lock:
+            batch["errors"] = {"object": "list", "data": errors}
+            self._move(batch, "failed")
+
+    def _move(self, batch: Batch, status: str) -> None:
+        batch["status"] = status
+        batch[f"{status}_at"] = int(time.time())
+        self._save(batch)
+
+    def _save(self, batch: Batch) -> None:
+        write_json(self.folder / f"{batch['id']}.json", batch)
+
+
+class _Progress:
+    """Takes the place of the command line's progress."""
+
+    interval_s = 60.0
+
+    def __init__(self, count: Callable[[Counts], None]) -> None:
+        self._count = count
+
+    def update(self, counts: Counts) -> None:
+        self._count(counts)
+
+    def finish(self, counts: Counts) -> None:
+        self._count(counts)
+
+    def status(self, counts: Counts) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        logger.debug("%s", text)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def _error(code: str, message: str, line: int | None = None, param: str | None = None) -> Any:
+    return {"code": code, "message": message[:500], "line": line, "param": param}
+
+
+def validate(
+    path: Path, endpoint: str, model_names: tuple[str, ...]
+) -> tuple[int, list[dict[str, Any]]]:
+    """Lines of an input file, and why it cannot be taken. What is wrong with a body only costs
+    its own line, later."""
+    errors: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    total = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            total += 1
+            problem = _line_problem(line, endpoint, model_names, seen)
+            if problem is not None:
+                errors.append(_error(*problem, line=number))
+            if len(errors) >= MAX_ERRORS or total > MAX_LINES:
+                break
+    if total == 0:
+        errors.append(_error("empty_file", "the input file holds no request"))
+    if total > MAX_LINES:
+        errors.append(_error("too_many_requests", f"the file holds more than {MAX_LINES:,} lines"))
+    return total, errors
+
+
+def _line_problem(
+    line: bytes, endpoint: str, model_names: tuple[str, ...], seen: set[str]
+) -> tuple[str, str] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return "invalid_json_line", "the line is not valid JSON"
+    if not isinstance(value, dict):
+        return "invalid_json_line", "the line is no JSON object"
+    custom_id = value.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        return "missing_custom_id", "custom_id is missing"
+    if custom_id in seen:
+        return "duplicate_custom_id", f"custom_id {custom_id[:80]!r} stands twice"
+    seen.add(custom_id)
+    if value.get("method") != "POST":
+        return "invalid_method", "method must be POST"
+    if value.get("url") != endpoint:
+        return "invalid_url", f"url must be the batch's endpoint, {endpoint}"
+    body = value.get("body")
+    if not isinstance(body, dict):
+        return "invalid_body", "body must be an object"
+    if body.get("model") not in model_names:
+        return "model_not_found", f"there is no model {str(body.get('model'))[:80]!r}"
+    if body.get("stream"):
+        return "invalid_body", "a batch cannot stream"
+    return None
+
+
+def split_output(output: Path, good: Path, bad: Path) -> tuple[int, int]:
+    """Part a run's lines in OpenAI's two files; -> how many went where."""
+    counts = [0, 0]
+    with good.open("wb") as first, bad.open("wb") as second:
+        if not output.exists():
+            return 0, 0
+        with output.open("rb") as lines:
+            for line in lines:
+                value = json.loads(line)
+                has_failed = value["error"] is not None
+                kept = {key: value[key] for key in ("id", "custom_id", "response")}
+                (second if has_failed else first).write(
+                    json.dumps({**kept, "error": None}).encode() + b"\n"
+                )
+                counts[has_failed] += 1
+    return counts[0], counts[1]

@@ -1,0 +1,188 @@
+"""`/v1/files`: uploads for batches and what batches write, kept in the storage folder.
+
+    files/ID        the bytes
+    files/ID.json   the file object
+
+A file is there once its object is: that is written last, and whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse
+
+from nvcli.errors import InvalidParameterError, UsageError
+from nvcli.server.errors import BadRequestError, MediaTypeError, NotFoundError
+from nvcli.server.json_io import JSONBody
+from nvcli.server.store import page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.requests import Request as HTTPRequest
+    from starlette.responses import Response
+
+    from nvcli.server.state import ServerState
+
+_ID = re.compile(r"file-[0-9a-f]{24}")
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Atomically, and on the disk before it returns."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with temporary.open("wb") as file:
+        file.write(json.dumps(value).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_objects(folder: Path) -> list[dict[str, Any]]:
+    """The objects of a folder, the oldest first; what cannot be read is left out."""
+    objects = []
+    for path in folder.glob("*.json"):
+        try:
+            value = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            continue
+        if value.get("id") == path.stem:
+            objects.append(value)
+    return sorted(objects, key=lambda value: (value["created_at"], value["id"]))
+
+
+class FileStore:
+    """Raises `UsageError` when the folder cannot be used."""
+
+    def __init__(self, storage: Path) -> None:
+        self.folder = storage / "files"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise UsageError(f"cannot use {storage}: {error.strerror}", param="storage") from error
+
+    def path(self, file_id: str) -> Path:
+        return self.folder / file_id
+
+    def add(self, data: bytes | Path, filename: str, purpose: str) -> dict[str, Any]:
+        """Keep bytes, or move a finished file in; -> its object."""
+        file_id = f"file-{secrets.token_hex(12)}"
+        path = self.path(file_id)
+        if isinstance(data, bytes):
+            path.write_bytes(data)
+        else:
+            data.replace(path)
+        value = {
+            "id": file_id,
+            "object": "file",
+            "bytes": path.stat().st_size,
+            "created_at": int(time.time()),
+            "filename": filename,
+            "purpose": purpose,
+            "status": "processed",
+            "status_details": None,
+            "expires_at": None,
+        }
+        write_json(self._meta(file_id), value)
+        return value
+
+    def get(self, file_id: str, param: str = "file_id") -> dict[str, Any]:
+        """Raises `NotFoundError`."""
+        try:
+            if _ID.fullmatch(file_id) is None:
+                raise FileNotFoundError
+            value: dict[str, Any] = json.loads(self._meta(file_id).read_bytes())
+        except (OSError, ValueError):
+            raise NotFoundError(f"there is no file {file_id[:100]!r}", param=param) from None
+        return value
+
+    def delete(self, file_id: str) -> None:
+        self.get(file_id)
+        self._meta(file_id).unlink(missing_ok=True)
+        self.path(file_id).unlink(missing_ok=True)
+
+    def _meta(self, file_id: str) -> Path:
+        return self.folder / f"{file_id}.json"
+
+
+# --- multipart -----------------------------------------------------------------------------------
+
+
+def parse_form(data: bytes, content_type: str) -> dict[str, tuple[str | None, bytes]]:
+    """The parts of a multipart form by name: file name and bytes. Raises `BadRequestError`."""
+    match = re.search(r'boundary="?([^";,]{1,200})"?', content_type)
+    if match is None:
+        raise BadRequestError("the form has no boundary")
+    mark = b"--" + match[1].encode("latin-1")
+    pieces = (b"\r\n" + data).split(b"\r\n" + mark)
+    if len(pieces) < 3 or not pieces[-1].startswith(b"--"):
+        raise BadRequestError("the form is not complete")
+    parts: dict[str, tuple[str | None, bytes]] = {}
+    for piece in pieces[1:-1]:
+        head, separator, body = piece.removeprefix(b"\r\n").partition(b"\r\n\r\n")
+        text = head.decode("utf-8", "replace")
+        name = re.search(r'[; ]name="([^"]*)"', text)
+        if not separator or name is None:
+            raise BadRequestError("a part of the form has no name")
+        filename = re.search(r'filename="([^"]*)"', text)
+        parts[name[1]] = (filename[1] if filename else None, body)
+    return parts
+
+
+# --- endpoints -----------------------------------------------------------------------------------
+
+
+def files_of(state: ServerState) -> FileStore:
+    if state.files is None:
+        raise NotFoundError("this server keeps no files", hint="Start it with --storage FOLDER.")
+    return state.files
+
+
+async def upload_file(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
+    files = files_of(state)
+    kind = http.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        raise MediaTypeError("the content type must be multipart/form-data")
+    parts = parse_form(await http.body(), kind)
+    purpose = parts.get("purpose", (None, b""))[1].decode("utf-8", "replace")
+    if purpose != "batch":
+        raise InvalidParameterError(f"purpose must be batch, got {purpose[:40]!r}", param="purpose")
+    if "file" not in parts:
+        raise InvalidParameterError("file is missing", param="file")
+    name, data = parts["file"]
+    shown = re.sub(r"[\x00-\x1f/\\]", "_", name or "upload.jsonl")[:200]
+    return JSONBody(await run_in_threadpool(files.add, data, shown, purpose))
+
+
+async def list_files(http: HTTPRequest) -> Response:
+    from nvcli.server.chat import read_page
+
+    files = files_of(http.app.state)
+    purpose = http.query_params.get("purpose")
+    items = [
+        item for item in read_objects(files.folder) if purpose is None or item["purpose"] == purpose
+    ]
+    return JSONBody(page(items, **read_page(http, default_order="desc", default_limit=100)))
+
+
+async def get_file(http: HTTPRequest) -> Response:
+    return JSONBody(files_of(http.app.state).get(http.path_params["file_id"]))
+
+
+async def get_file_content(http: HTTPRequest) -> Response:
+    files = files_of(http.app.state)
+    value = files.get(http.path_params["file_id"])
+    return FileResponse(files.path(value["id"]), media_type="application/octet-stream")
+
+
+async def delete_file(http: HTTPRequest) -> Response:
+    file_id = http.path_params["file_id"]
+    files_of(http.app.state).delete(file_id)
+    return JSONBody({"id": file_id, "object": "file", "deleted": True})

@@ -1,0 +1,211 @@
+"""Files and batches: OpenAI's shapes, the official client, cancel, restart."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from nvcli.server.config import ServerConfig
+from tests.server.conftest import Serve, Served
+
+CHAT = "/v1/chat/completions"
+
+
+def line(custom_id: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": custom_id}]
+    body = {"model": "scripted", "messages": messages, "max_tokens": 50, **fields}
+    return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body}
+
+
+def as_jsonl(records: list[Any]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+@pytest.fixture
+def client_of() -> Iterator[Any]:
+    clients: list[OpenAI] = []
+
+    def make(served: Served) -> OpenAI:
+        client = OpenAI(
+            base_url=f"{served.url}/v1",
+            api_key="none",
+            max_retries=0,
+            _strict_response_validation=True,
+        )
+        client.models.list()
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def run_batch(client: OpenAI, data: bytes, **options: Any) -> Any:
+    file = client.files.create(file=("in.jsonl", data), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint=CHAT, completion_window="24h", **options
+    )
+    assert batch.status in ("validating", "in_progress")
+    return wait_for(client, batch.id)
+
+
+def wait_for(client: OpenAI, batch_id: str, seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        batch = client.batches.retrieve(batch_id)
+        if batch.status in ("completed", "failed", "cancelled", "expired"):
+            return batch
+        time.sleep(0.02)
+    raise AssertionError(batch)
+
+
+def lines_of(client: OpenAI, file_id: str) -> list[Any]:
+    return [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
+
+
+def test_a_batch_from_upload_to_output(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+    served = serve("<think>\nhm\n</think>\n\nHi 世!", config=ServerConfig(storage=tmp_path))
+    client = client_of(served)
+    records = [line("a"), line("b", n=2), line("c", temperature=9), line("d", logprobs=True)]
+    batch = run_batch(client, as_jsonl(records), metadata={"k": "v"})
+    assert batch.status == "completed", batch.errors
+    assert batch.metadata == {"k": "v"}
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (4, 3, 1)
+    good = {value["custom_id"]: value for value in lines_of(client, batch.output_file_id)}
+    assert set(good) == {"a", "b", "d"}
+    assert set(good["a"]) == {"id", "custom_id", "response", "error"}
+    body = good["a"]["response"]["body"]
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"]["content"] == "Hi 世!"
+    assert len(good["b"]["response"]["body"]["choices"]) == 2
+    (bad,) = lines_of(client, batch.error_file_id)
+    assert bad["response"]["status_code"] == 400
+    assert bad["response"]["body"]["error"]["param"] == "temperature"
+    assert [item.id for item in client.batches.list()] == [batch.id]
+    purposes = sorted(item.purpose for item in client.files.list())
+    assert purposes == ["batch", "batch_output", "batch_output"]
+    served.wait_idle()
+
+
+def test_files(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+    served = serve("x", config=ServerConfig(storage=tmp_path))
+    client = client_of(served)
+    data = b'{"a": "\r\n--\xff"}\n\r\n'
+    file = client.files.create(file=("na/me.jsonl", data), purpose="batch")
+    assert file.bytes == len(data)
+    assert client.files.content(file.id).read() == data
+    assert client.files.retrieve(file.id).filename == file.filename
+    assert client.files.delete(file.id).deleted
+    for path in (f"/v1/files/{file.id}", "/v1/files/..%2f..%2fetc", "/v1/files/x/content"):
+        assert (
+            client._client.get(str(client.base_url).removesuffix("/v1/") + path).status_code == 404
+        )
+
+
+def test_bad_uploads(serve: Serve, tmp_path: Path) -> None:
+    served = serve("x", config=ServerConfig(storage=tmp_path))
+    post = served.client.post
+    assert post("/v1/files", json={}).status_code == 415
+    assert post("/v1/files", files={"file": b"x"}, data={"purpose": "fine-tune"}).status_code == 400
+    assert post("/v1/files", files={"other": b"x"}, data={"purpose": "batch"}).status_code == 400
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
+        assert post("/v1/files", content=b"junk", headers={"content-type": kind}).status_code == 400
+    assert not list((tmp_path / "files").iterdir())
+
+
+def test_without_storage_they_are_not_there(serve: Serve) -> None:
+    served = serve("x")
+    for path in ("/v1/files", "/v1/batches"):
+        response = served.client.get(path)
+        assert response.status_code == 404
+        assert "--storage" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("records", "code", "number"),
+    [
+        ([line("a"), line("a")], "duplicate_custom_id", 2),
+        ([{**line("a"), "url": "/v1/embeddings"}], "invalid_url", 1),
+        ([{**line("a"), "method": "GET"}], "invalid_method", 1),
+        ([{**line("a"), "custom_id": None}], "missing_custom_id", 1),
+        ([line("a", model="other")], "model_not_found", 1),
+        ([line("a", stream=True)], "invalid_body", 1),
+        ([5], "invalid_json_line", 1),
+        ([], "empty_file", None),
+    ],
+)
+def test_a_file_that_is_no_batch_fails(
+    serve: Serve, client_of: Any, tmp_path: Path, records: Any, code: str, number: Any
+) -> None:
+    client = client_of(serve("x", config=ServerConfig(storage=tmp_path)))
+    batch = run_batch(client, as_jsonl(records) or b"\n")
+    assert batch.status == "failed"
+    assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number)
+    assert batch.failed_at
+
+
+def test_bad_batches(serve: Serve, tmp_path: Path) -> None:
+    served = serve("x", config=ServerConfig(storage=tmp_path))
+    made = served.client.post("/v1/files", files={"file": b"x"}, data={"purpose": "batch"}).json()
+    good = {"input_file_id": made["id"], "endpoint": CHAT, "completion_window": "24h"}
+    for fields, status in (
+        ({"input_file_id": "file-x"}, 404),
+        ({"endpoint": "/v1/embeddings"}, 400),
+        ({"completion_window": "1h"}, 400),
+        ({"completion_window": None}, 400),
+        ({"metadata": {"a": 5}}, 400),
+    ):
+        assert served.post("/v1/batches", {**good, **fields}).status_code == status
+    assert served.client.get("/v1/batches/batch_x").status_code == 404
+    assert served.client.post("/v1/batches/batch_x/cancel").status_code == 404
+
+
+def test_cancel_keeps_what_is_done(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+    config = ServerConfig(storage=tmp_path)
+    served = serve("x" * 40, config=config, delay_s=0.005, max_num_seqs=2)
+    client = client_of(served)
+    file = client.files.create(
+        file=("in.jsonl", as_jsonl([line(str(i)) for i in range(40)])), purpose="batch"
+    )
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    while client.batches.retrieve(batch.id).request_counts.completed < 2:
+        time.sleep(0.01)
+    assert served.chat()["choices"]  # others are answered beside it
+    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
+    done = wait_for(client, batch.id)
+    assert done.status == "cancelled"
+    assert 2 <= done.request_counts.completed < 40
+    assert done.request_counts.failed == 0
+    assert len(lines_of(client, done.output_file_id)) == done.request_counts.completed
+    served.wait_idle()
+    assert client.batches.cancel(batch.id).status == "cancelled"
+
+
+def test_a_restarted_server_goes_on(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+    config = ServerConfig(storage=tmp_path)
+    first = serve("x" * 30, config=config, delay_s=0.005, max_num_seqs=2)
+    client = client_of(first)
+    file = client.files.create(
+        file=("in.jsonl", as_jsonl([line(str(i)) for i in range(30)])), purpose="batch"
+    )
+    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    while client.batches.retrieve(batch.id).request_counts.completed < 3:
+        time.sleep(0.01)
+    first.app.state.batches.stop()
+    first.wait_idle()
+    second = serve("x" * 30, config=config)
+    again = client_of(second)
+    done = wait_for(again, batch.id)
+    assert done.status == "completed"
+    assert done.request_counts.completed == 30
+    ids = [value["custom_id"] for value in lines_of(again, done.output_file_id)]
+    assert sorted(ids, key=int) == [str(i) for i in range(30)]
+    assert len(second.llm.prompts) < 30  # finished lines were not run again
