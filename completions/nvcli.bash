@@ -12,20 +12,20 @@ _nvcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case "$command/${COMP_WORDS[i]}" in
-            "/chat"|"/batch"|"/serve"|"/tokens"|"/doctor"|"/completion"|"/models"|"models/list"|"models/show"|"models/pull"|"models/rm"|"models/verify") command="${command:+$command }${COMP_WORDS[i]}" ;;
+            "/chat"|"/batch"|"/serve"|"/tokens"|"/doctor"|"/completion"|"/bench"|"bench/report"|"bench/compare"|"/models"|"models/list"|"models/show"|"models/pull"|"models/rm"|"models/verify") command="${command:+$command }${COMP_WORDS[i]}" ;;
         esac
     done
     case "$command" in
         "")
-            options="--version -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
-            kind=argument:words words="chat batch serve tokens doctor completion models"
+            options="--version -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            kind=argument:words words="chat batch serve tokens doctor completion bench models"
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
                 --profile) kind=profiles ;;
             esac ;;
         "chat")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --show-thinking --no-stream --json --stats --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --show-thinking --no-stream --json --stats --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -40,7 +40,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "batch")
-            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:files
             case "$prev" in
                 -o|--output|--stats-json|--log-file|--config) kind=files ;;
@@ -58,13 +58,13 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --host --port --uds --ready-file --api-key-file --cors-origin --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --host --port --uds --ready-file --api-key-file --cors-origin --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--host|--port|--cors-origin|--served-model-name|--ping-interval|--max-queue|--request-timeout|--drain-timeout|--store-limit) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--host|--port|--cors-origin|--served-model-name|--ping-interval|--max-queue|--request-timeout|--drain-timeout|--store-limit|--storage) kind=free ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --uds|--ready-file|--api-key-file|--log-file|--config) kind=files ;;
                 --metrics) kind=words words="key open off" ;;
@@ -73,7 +73,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "tokens")
-            options="-m --model --chat -s --system --think --no-think -f --file --ids --show --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --chat -s --system --think --no-think -f --file --ids --show --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -83,7 +83,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "doctor")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -95,20 +95,42 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "completion")
-            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:words words="bash zsh fish"
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
                 --profile) kind=profiles ;;
             esac ;;
+        "bench")
+            options="-h --help"
+            kind=argument:words words="report compare"
+            case "$prev" in
+            esac ;;
+        "bench report")
+            options="--define --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            kind=argument:free
+            case "$prev" in
+                --out|--log-file|--config) kind=files ;;
+                --color) kind=words words="auto always never" ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "bench compare")
+            options="--gate --lenient --any-workload --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            kind=argument:free
+            case "$prev" in
+                --gate) kind=free ;;
+                --color) kind=words words="auto always never" ;;
+                --log-file|--config) kind=files ;;
+                --profile) kind=profiles ;;
+            esac ;;
         "models")
-            options="--help -h"
+            options="-h --help"
             kind=argument:words words="list show pull rm verify"
             case "$prev" in
             esac ;;
         "models list")
-            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -116,7 +138,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "models show")
-            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -124,7 +146,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "models pull")
-            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -132,7 +154,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "models rm")
-            options="-y --yes -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-y --yes -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -140,7 +162,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "models verify")
-            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
