@@ -145,7 +145,7 @@ def test_context() -> None:
     assert session.context().used == 0
     ask(session, "a b")
     use = session.context()
-    assert (use.used, use.limit, use.used_blocks, use.num_blocks) == (6, 32768, 10, 100)
+    assert (use.used, use.limit, use.cached_blocks, use.num_blocks) == (6, 32768, 40, 100)
 
 
 @pytest.mark.parametrize(
