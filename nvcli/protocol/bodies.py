@@ -118,6 +118,9 @@ def completion_body(
             }
             if request.logprobs is not None:
                 choice["logprobs"] = completion_logprobs(request, output, prompt_ids, tokenizer)
+            if request.has_prompt_logprobs:
+                entries = output.prompt_logprobs or ()
+                choice["prompt_logprobs"] = prompt_logprobs_body(entries, tokenizer)
             if request.return_token_ids:
                 choice["token_ids"] = list(output.token_ids)
             choices.append(choice)

@@ -201,6 +201,12 @@ class CompletionChunks:
 
     def _echo(self, number: int, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         if not self._request.echo:
+            if self._request.has_prompt_logprobs:
+                chunk = self._chunk(index, "", None)
+                entries = output.prompt_logprobs or ()
+                body = prompt_logprobs_body(entries, self._tokenizer)
+                chunk["choices"][0]["prompt_logprobs"] = body
+                yield chunk
             return
         prompt, token_ids = self._request.prompts[number], self._prompts[number]
         if not isinstance(prompt, str):

@@ -31,6 +31,7 @@ class CompletionRequest:
     include_usage: bool = False
     echo: bool = False
     logprobs: int | None = None
+    has_prompt_logprobs: bool = False  # asked for by that name
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     truncate_prompt_tokens: int | None = None
@@ -80,6 +81,7 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
         include_usage=bool(options and options.flag("include_usage")),
         echo=echo,
         logprobs=logprobs,
+        has_prompt_logprobs=fields.has("prompt_logprobs"),
         return_token_ids=fields.flag("return_token_ids") or False,
         return_tokens_as_token_ids=fields.flag("return_tokens_as_token_ids") or False,
         truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 1),

@@ -7,7 +7,7 @@ from typing import Any
 
 from nvcli.protocol.chat import ChatRequest
 from nvcli.protocol.fields import Fields
-from nvcli.protocol.sampling import check_sampling, read_sampling
+from nvcli.protocol.sampling import check_sampling, read_sampling, refuse_outputs
 from nvcli.protocol.structured import read_structure
 from nvcli.protocol.thinking import Thinking, read_thinking
 from nvcli.protocol.tools import MAX_TOOLS, Choice, Tools, check_names
@@ -32,8 +32,7 @@ def parse_messages_request(
     model = fields.text("model")
     messages = _messages(fields)
     sampling = read_sampling(fields)
-    if sampling.pop("n", 1) != 1:
-        fields.refuse("n", "a message has one output")
+    refuse_outputs(fields, sampling)
     limit = fields.integer("max_tokens", 1)
     if limit is None and needs_limit:
         fields.fail("max_tokens", "is missing")
@@ -51,10 +50,9 @@ def parse_messages_request(
         adapts = isinstance(fields.get("thinking"), dict)
         thinking = Thinking(adapts, thinking.budget, thinking.is_shown)
     check_sampling(sampling)
-    config = fields.object("output_config")
+    if fields.get("output_config") is not None:
+        fields.refuse("output_config", "is not supported; use response_format or thinking")
     structure = read_structure(fields)
-    if config is not None and config.has("format"):
-        config.refuse("format", "is not supported; use response_format")
     tools = _tools(fields)
     last = messages[-1]
     fields.ignore(_ACCEPTED)

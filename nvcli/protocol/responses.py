@@ -7,7 +7,7 @@ from typing import Any
 
 from nvcli.protocol.chat import ChatRequest, read_metadata
 from nvcli.protocol.fields import Fields, UnsupportedFieldError
-from nvcli.protocol.sampling import check_sampling, read_sampling
+from nvcli.protocol.sampling import check_sampling, read_sampling, refuse_outputs
 from nvcli.protocol.structured import read_format, read_structure
 from nvcli.protocol.thinking import Thinking, read_thinking
 from nvcli.protocol.tools import MAX_TOOLS, Tools, check_names, read_choice, read_function
@@ -71,8 +71,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
     if given_input is None:
         fields.fail("input", "is missing")
     sampling = read_sampling(fields)
-    if sampling.pop("n", 1) != 1:
-        fields.refuse("n", "a response has one output")
+    refuse_outputs(fields, sampling)
     limit = fields.integer("max_output_tokens", 1)
     if limit is not None:
         sampling["max_tokens"] = limit

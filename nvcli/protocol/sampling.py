@@ -68,6 +68,14 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def refuse_outputs(fields: Fields, values: dict[str, Any]) -> None:
+    """Of APIs whose reply has one output and no place for the prompt's log-probabilities."""
+    if values.pop("n", 1) != 1:
+        fields.refuse("n", "there is one output here")
+    if values.pop("prompt_logprobs", None) is not None:
+        fields.refuse("prompt_logprobs", "cannot be given back here")
+
+
 def read_token_limit(fields: Fields) -> int | None:
     """`max_completion_tokens`, or the older `max_tokens`; both and different is a contradiction."""
     new, old = fields.integer("max_completion_tokens", 0), fields.integer("max_tokens", 0)

@@ -28,6 +28,21 @@ def blocks(path: Path, language: str) -> list[str]:
 @pytest.mark.torch
 @pytest.mark.parametrize("code", blocks(ROOT / "README.md", "python"))
 def test_readme_python_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    address = "http://127.0.0.1:8000"
+    if address in code:  # it talks to `nvcli serve`
+        from nvcli import LLM
+        from nvcli.server.config import ServerConfig
+        from tests.server.conftest import Served
+
+        served = Served(LLM("demo"), ServerConfig())
+        try:
+            names: dict[str, object] = {"__name__": "readme"}
+            exec(compile(code.replace(address, served.url), "README.md", "exec"), names)
+            names["client"].close()  # type: ignore[attr-defined]
+        finally:
+            served.close()
+        assert "Paris" in capsys.readouterr().out
+        return
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
     assert "Paris" in capsys.readouterr().out
 
