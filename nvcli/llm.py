@@ -22,12 +22,14 @@ from nvcli.errors import InvalidParameterError, RequestError, TokenizerError
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from nvcli.engine.engine import EngineStats, Request
     from nvcli.engine.engine_thread import EngineThread, Sink
     from nvcli.engine.grammar import Grammar, GrammarCompiler, GrammarSpec
     from nvcli.engine.model_runner import StartupReport
+    from nvcli.engine.step import StepPlan
     from nvcli.models.config import ModelConfig
     from nvcli.text import Tokenizer
 
@@ -130,6 +132,10 @@ class LLM:
     @property
     def supports_thinking(self) -> bool:
         return self._tokenizer is not None and self._tokenizer.end_think_id is not None
+
+    def watch_steps(self, callback: Callable[[StepPlan, float, float], None] | None) -> None:
+        """Call `callback(plan, start, end)` after each step, on the engine's thread; None: stop."""
+        self._engine.watch_steps(callback)
 
     def stats(self) -> EngineStats:
         return self._engine.stats()

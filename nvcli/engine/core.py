@@ -86,6 +86,10 @@ class EngineCore:
         self._consumer = consumer
         self._tickets: deque[Ticket] = deque()  # launched, not collected; oldest first
         self._updates: list[Update] = []  # collected, not handed out
+        # Called with each collected plan, and from when to when it had the device to itself:
+        # since the step before it was read, or since it was scheduled after idling.
+        self.on_step: Callable[[StepPlan, float, float], None] | None = None
+        self._busy_since: float | None = None
 
     # --- requests --------------------------------------------------------------------------------
 
@@ -157,7 +161,10 @@ class EngineCore:
     # --- the loop --------------------------------------------------------------------------------
 
     def step(self) -> None:
-        plan = self.scheduler.schedule(self.clock())
+        now = self.clock()
+        if self._busy_since is None:
+            self._busy_since = now
+        plan = self.scheduler.schedule(now)
         launched = bool(plan.rows) and self._launch(plan)
         self._hand_out()
         if len(self._tickets) > self.depth or (self._tickets and not launched):
@@ -165,6 +172,7 @@ class EngineCore:
         if self.depth == 0 or not launched:
             self._hand_out()
         if not self.has_unfinished:
+            self._busy_since = None
             self.scheduler.check_idle()
 
     def _launch(self, plan: StepPlan) -> bool:
@@ -189,6 +197,9 @@ class EngineCore:
         for index, row in enumerate(ticket.plan.rows):
             if row.epoch == row.seq.epoch:  # else it ended, or computes this again
                 self._settle(row, index, result, now)
+        if self.on_step is not None and self._busy_since is not None:
+            self.on_step(ticket.plan, self._busy_since, now)
+        self._busy_since = now
 
     def _settle(self, row: Row, index: int, result: StepResult, now: float) -> None:
         seq = row.seq

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from nvcli.engine.grammar import Grammar
-    from nvcli.engine.step import StepDevice
+    from nvcli.engine.step import StepDevice, StepPlan
     from nvcli.text import Tokenizer
     from nvcli.types import RequestOutput, SamplingParams
 
@@ -111,6 +111,12 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         return self._core.has_unfinished
+
+    def watch_steps(self, callback: Callable[[StepPlan, float, float], None] | None) -> None:
+        """Call `callback(plan, start, end)` after each collected step, from the engine's thread;
+        None: no more. What it costs is part of the next step's time.
+        """
+        self._core.on_step = callback
 
     def stats(self) -> EngineStats:
         scheduler, blocks = self._core.scheduler, self._core.scheduler.blocks

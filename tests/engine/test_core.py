@@ -4,6 +4,7 @@ differ; what each sequence says is compared with what it says alone in `test_tra
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,21 @@ class NullDevice:
                 for row in ticket.plan.rows
             ]
         )
+
+
+@both_depths
+def test_step_log_tells_each_collected_step_once(depth: int) -> None:
+    """Intervals of a busy engine touch; idle time between two requests is in none of them."""
+    core, _, _ = make_null_core(depth=depth)
+    seen: list[tuple[int, float, float]] = []
+    core.on_step = lambda plan, start, end: seen.append((plan.num_tokens, start, end))
+    for first in (0, 50):
+        core.add(make_sequence(range(first, first + 5), max_tokens=3))
+        while core.has_unfinished:
+            core.step()
+    assert [tokens for tokens, _, _ in seen] == [5, 1, 1, 5, 1, 1]
+    assert all(start <= end for _, start, end in seen)
+    assert [a[2] == b[1] for a, b in itertools.pairwise(seen)] == [True, True, False, True, True]
 
 
 def make_null_core(
