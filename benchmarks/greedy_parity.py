@@ -106,6 +106,7 @@ def main() -> int:
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
     model.to(args.device)
@@ -113,7 +114,8 @@ def main() -> int:
     references: list[Reference] = []
     metrics: dict[str, Any] = {}
     backend = ""
-    for way, options in WAYS.items():
+    for way in args.ways:
+        options = WAYS[way]
         with LLM(
             args.model,
             device=args.device,
