@@ -59,7 +59,10 @@ def _chunk_size(  # type: ignore[no-untyped-def]
     return tl.cdiv(chunk, TILE) * TILE
 
 
-@triton.jit(do_not_specialize=["num_rows", "max_items", "max_tiles"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["num_rows", "max_items", "max_tiles"],
+    do_not_specialize_on_alignment=["cu_seqlens_ptr", "seq_lens_ptr", "slots_ptr"],
+)
 def _plan_kernel(  # type: ignore[no-untyped-def]
     cu_seqlens_ptr,  # [B + 1] int32
     seq_lens_ptr,  # [B] int32

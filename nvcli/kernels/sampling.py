@@ -84,7 +84,7 @@ def _inverse(temperature):  # type: ignore[no-untyped-def]
     return tl.minimum(1.0 / temperature, 3.0e38)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])  # type: ignore[untyped-decorator]
 def _draw_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,  # [B, V]
     slots_ptr,  # [B] int64; -1: not sampled
@@ -125,7 +125,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
     tl.store(ids_ptr + at, chunk * CHUNK + index)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])  # type: ignore[untyped-decorator]
 def _best_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,  # [B, V]
     slots_ptr,  # [B] int64; -1: not sampled
@@ -164,7 +164,7 @@ def _best_kernel(  # type: ignore[no-untyped-def]
     tl.store(keys_ptr + at + tl.arange(0, K), best)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])  # type: ignore[untyped-decorator]
 def _finish_kernel(  # type: ignore[no-untyped-def]
     slots_ptr,  # [B] int64; -1: not sampled
     positions_ptr,  # [B] int64

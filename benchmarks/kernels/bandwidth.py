@@ -1,0 +1,233 @@
+"""GB/s of the kernels whose floor is bytes, each in a CUDA graph over rotated data.
+
+    python -m benchmarks.kernels.bandwidth
+
+Data is several times the L2 cache, so that nothing is read twice from it; a graph holds many calls,
+so that launching costs what it costs inside a captured step. Appends a row to
+`benchmarks/results/kernels.jsonl`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("NVCLI_KERNELS", "triton")
+
+import torch
+
+from benchmarks.rows import write_row
+from nvcli import kernels
+from nvcli.kernels import launch, rotary_store, sampling
+from nvcli.kernels.triton_attention import TritonAttention
+from nvcli.layers.forward_batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16  # of Qwen3-0.6B
+DATA_BYTES = 2 << 30  # rotated over
+ATTENTION = [(1, 256), (1, 4096), (8, 1024), (32, 256), (32, 1024), (64, 1024), (256, 256)]
+ATTENTION += [(131, 800), (256, 1024)]
+
+
+def seconds_in_graph(body: Callable[[], Any], replays: int = 10) -> float:
+    """Of one call of `body`: the best of three rounds of replays."""
+    body()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    best = float("inf")
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(replays):
+            graph.replay()
+        torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - start) / replays)
+    return best
+
+
+def measure_attention(rows: int, keys: int, *, ragged: bool = False) -> dict[str, float]:
+    """One decode step's attention: all rows `keys` long, or ragged around it."""
+    blocks_per_row = -(-2 * keys // BLOCK) if ragged else -(-keys // BLOCK)
+    num_blocks = rows * blocks_per_row
+    layer_bytes = 2 * num_blocks * BLOCK * KV_HEADS * HEAD_DIM * 2
+    num_layers = max(2, min(28, DATA_BYTES // layer_bytes))
+    shape = (num_layers, 2, num_blocks, KV_HEADS, BLOCK, HEAD_DIM)
+    pool = torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(3, 4)
+    table = torch.randperm(num_blocks, device="cuda").int().view(rows, blocks_per_row)
+    lens = torch.full((rows,), keys, dtype=torch.int32, device="cuda")
+    if ragged:
+        lens = torch.linspace(keys // 8, 2 * keys - keys // 8, rows, device="cuda").int()
+    q = torch.randn(rows, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    backend = TritonAttention()
+    batch = ForwardBatch(
+        input_ids=lens,
+        positions=lens,
+        slot_mapping=lens,
+        cu_seqlens_q=torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
+        seq_lens=lens,
+        slots=torch.arange(rows, device="cuda"),
+        block_table=table,
+        logits_indices=lens,
+        kv_caches=[],
+        attention=backend,
+        query_lens=[1] * rows,
+        key_lens=[],
+        block_ids=[],
+    )
+
+    def body() -> None:
+        for layer in pool:
+            backend.forward(q, layer[0], layer[1], batch, HEAD_DIM**-0.5)
+
+    seconds = seconds_in_graph(body, 4) / num_layers
+    moved = int(lens.sum()) * KV_HEADS * HEAD_DIM * 4
+    return {"us": seconds * 1e6, "gb_s": moved / seconds / 1e9}
+
+
+def measure_products(rows: int) -> dict[str, Any]:
+    """The four products of a layer of 0.6B, 28 layers: ours, and the same as cuBLAS has them."""
+    shapes = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
+    weights = [
+        {
+            name: torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / k**0.5
+            for name, (n, k) in shapes.items()
+        }
+        for _ in range(28)
+    ]
+    norm = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
+    start = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
+    heads = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+
+    def body() -> None:
+        x, residual = start, start
+        for layer in weights:
+            _, residual = kernels.norm_linear(x, residual, norm, 1e-6, layer["qkv"], None)
+            x = kernels.linear(heads, layer["o"], None)
+            inner, residual = kernels.norm_swiglu(x, residual, norm, 1e-6, layer["gate_up"], None)
+            x = kernels.linear(inner, layer["down"], None)
+
+    moved = sum(w.nbytes for layer in weights for w in layer.values())
+    found = {}
+    for name, choice, pdl in (
+        ("ours", "triton", True),
+        ("without_pdl", "triton", False),
+        ("cublas", "reference", False),
+    ):
+        kernels.set_kernels(choice)
+        launch.set_pdl(pdl)
+        seconds = seconds_in_graph(body)
+        found[name] = {"us": seconds * 1e6, "gb_s": moved / seconds / 1e9}
+    kernels.set_kernels("triton")
+    launch.set_pdl(True)
+    return found
+
+
+def measure_small(rows: int) -> dict[str, float]:
+    """us of the other kernels of a step, each alone in a graph."""
+    bf16 = torch.bfloat16
+    x = torch.randn(rows, 1024, device="cuda", dtype=bf16)
+    wide = torch.randn(rows, 6144, device="cuda", dtype=bf16)
+    qkv = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM, device="cuda", dtype=bf16)
+    weight = torch.ones(HEADS + KV_HEADS, HEAD_DIM, device="cuda", dtype=bf16)
+    angles = torch.randn(rows, HEAD_DIM, device="cuda")
+    cache = torch.zeros(rows + 1, KV_HEADS, BLOCK, HEAD_DIM, device="cuda", dtype=bf16)
+    cache = cache.transpose(1, 2)
+    slots = torch.arange(rows, device="cuda")
+    logits = torch.randn(rows, 151_936, device="cuda", dtype=bf16)
+    params_f = torch.zeros(rows, 8, device="cuda", dtype=torch.float64)
+    params_f[:, :2] = torch.tensor([0.6, 0.95])
+    params_i = torch.zeros(rows, 8, device="cuda", dtype=torch.int64)
+    top_20 = params_i.clone()
+    top_20[:, 0] = 20
+    greedy = torch.zeros_like(params_f)
+    tokens = torch.zeros(rows, 64, device="cuda", dtype=torch.int32)
+    out = torch.zeros(rows, device="cuda", dtype=torch.int32)
+
+    def sample(f: Any, i: Any) -> None:
+        sampling.sample(logits, slots, slots * 0, f, i, tokens, out, 151_936)
+
+    bodies: dict[str, Callable[[], Any]] = {
+        "add_rms_norm": lambda: kernels.add_rms_norm(x, x, x[0], 1e-6),
+        "silu_and_mul": lambda: kernels.silu_and_mul(wide),
+        "rotary_store": lambda: rotary_store.rope_norm_store(
+            qkv, weight, angles, angles, 1e-6, cache, cache, slots
+        ),
+        "sample_greedy": lambda: sample(greedy, params_i),
+        "sample_random": lambda: sample(params_f, params_i),
+        "sample_top_20": lambda: sample(params_f, top_20),
+    }
+    found = {}
+    for name, body in bodies.items():
+
+        def repeated(body: Callable[[], Any] = body) -> None:
+            for _ in range(20):
+                body()
+
+        found[name] = 1e6 * seconds_in_graph(repeated) / 20
+    return found
+
+
+def measure_prefill(rows: int, tokens: int) -> dict[str, float]:
+    """Causal attention of whole prompts."""
+    blocks = tokens // BLOCK
+    shape = (2, rows * blocks, KV_HEADS, BLOCK, HEAD_DIM)
+    k, v = torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(2, 3)
+    lens = torch.full((rows,), tokens, dtype=torch.int32, device="cuda")
+    q = torch.randn(rows * tokens, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    backend = TritonAttention()
+    batch = ForwardBatch(
+        input_ids=lens,
+        positions=lens,
+        slot_mapping=lens,
+        cu_seqlens_q=torch.arange(rows + 1, dtype=torch.int32, device="cuda") * tokens,
+        seq_lens=lens,
+        slots=torch.arange(rows, device="cuda"),
+        block_table=torch.randperm(rows * blocks, device="cuda").int().view(rows, blocks),
+        logits_indices=lens,
+        kv_caches=[],
+        attention=backend,
+        query_lens=[tokens] * rows,
+        key_lens=[],
+        block_ids=[],
+    )
+    seconds = seconds_in_graph(lambda: backend.forward(q, k, v, batch, HEAD_DIM**-0.5), 3)
+    return {
+        "us": seconds * 1e6,
+        "tflop_s": 2 * rows * tokens * tokens * HEADS * HEAD_DIM / seconds / 1e12,
+    }
+
+
+def measure_all(say: Callable[[str], None]) -> None:
+    metrics: dict[str, Any] = {}
+
+    def note(name: str, values: dict[str, Any]) -> None:
+        metrics[name] = values
+        say(f"{name}: {values}")
+
+    with torch.inference_mode():
+        for rows in (1, 8):
+            note(f"products_{rows}", _rounded(measure_products(rows)))
+        for rows, keys in ATTENTION:
+            note(f"decode_{rows}x{keys}", _rounded(measure_attention(rows, keys)))
+        note("decode_131x800_ragged", _rounded(measure_attention(131, 800, ragged=True)))
+        for rows in (1, 256):
+            note(f"small_{rows}", _rounded(measure_small(rows)))
+        for rows, tokens in ((8, 2048), (1, 16_384)):
+            note(f"prefill_{rows}x{tokens}", _rounded(measure_prefill(rows, tokens)))
+    write_row("kernels", metrics=metrics, config={"shapes": "Qwen3-0.6B", "dtype": "bfloat16"})
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(v) for key, v in value.items()}
+    return round(value, 1 if value >= 100 else 2)
+
+
+if __name__ == "__main__":
+    measure_all(lambda text: print(text, flush=True))

@@ -1,0 +1,155 @@
+"""Compile the kernels of captured steps for a Hopper GPU, on a machine without one.
+
+    TRITON_CACHE_DIR=cache python -m benchmarks.kernels.compile_ahead --model qwen3-0.6b
+
+Runs the steps on the CPU with every launch replaced by a compilation, and lists what was compiled:
+which variants a start needs, how long each takes, its registers and spills. It checks that every
+variant compiles, and fills a cache that the same Triton on a GPU machine can use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from benchmarks.engine.workloads import SHAPES
+from nvcli import kernels
+from nvcli.config import EngineConfig
+from nvcli.engine import cuda_graph
+from nvcli.engine.model_runner import ModelRunner
+from nvcli.engine.step_sampler import StepSampler
+from nvcli.kernels import launch, reference
+from nvcli.kernels.triton_attention import TritonAttention
+from nvcli.models.config import ModelConfig
+
+HOPPER_SMS = 132
+
+
+class _NoGpu:
+    """What Triton asks of a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Compiler:
+    """Stands in for launches; remembers every variant."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Any] = {}
+        self._run = JITFunction.run
+
+    def run(self, function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        del warmup
+        start = time.perf_counter()
+        kernel = self._run(function, *args, grid=grid, warmup=True, **options)
+        if kernel.hash not in self.kernels:
+            self.kernels[kernel.hash] = kernel
+            print(f"{time.perf_counter() - start:6.1f} s  {resources(kernel)}", flush=True)
+        return kernel
+
+
+def resources(kernel: Any) -> str:
+    """Name, warps, registers, shared memory and spills, as the assembler reports them."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        run = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
+    usage = next((line.split() for line in run.stdout.splitlines() if "REG:" in line), [])
+    found = [word for word in usage if word.startswith(("REG", "STACK", "LOCAL"))]
+    meta = kernel.metadata
+    return f"{meta.name:<24} warps {meta.num_warps} shared {meta.shared} {' '.join(found)}"
+
+
+def capture_steps(model: dict[str, Any], max_model_len: int) -> None:
+    """Run the body of every kind of bucket once, with one layer of the model."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(model | {"num_hidden_layers": 1}))
+        config = EngineConfig(
+            device="cpu",
+            dtype="bfloat16",
+            load_format="dummy",
+            num_blocks=64,
+            max_num_seqs=256,
+            max_num_batched_tokens=1024,
+            max_model_len=max_model_len,
+        )
+        attention = TritonAttention()
+        attention._num_sms = HOPPER_SMS
+        runner = ModelRunner(folder, ModelConfig.from_hf(folder), config, attention=attention)
+    runner._step_sampler = StepSampler(runner.state, runner.sampler, runner.vocab_size)
+    graphs = cuda_graph.GraphRunner(
+        runner.model,
+        runner.state,
+        runner._step_sampler,
+        attention,
+        max_num_batched_tokens=1024,
+        dtype=torch.bfloat16,
+    )
+    graphs.decode_sizes = [1, 2, 4, 8, 16, 256]
+    graphs.token_sizes = [16, 1024]
+    with torch.inference_mode():
+        graphs.capture(lambda body: body())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="qwen3-0.6b", help=f"{', '.join(SHAPES)}, or a folder")
+    parser.add_argument("--max-model-len", type=int, default=2048)
+    args = parser.parse_args()
+    compiler = Compiler()
+    triton.runtime.driver.set_active(_NoGpu())
+    JITFunction.run = lambda function, *a, **k: compiler.run(function, *a, **k)
+    launch.uses_pdl = lambda device: True
+    kernels._use_triton = lambda x: True
+
+    def no_product(x: torch.Tensor, weight: torch.Tensor, bias: object) -> torch.Tensor:
+        return x.new_zeros(x.shape[0], weight.shape[0])
+
+    reference.linear = no_product
+    torch.mm = lambda x, y, out=None: out  # type: ignore[assignment]
+    kernels._use_fast = False
+    shape = SHAPES.get(args.model)
+    folder = Path(args.model)
+    model = shape.config() if shape else json.loads((folder / "config.json").read_text())
+    capture_steps(model, args.max_model_len)
+    print(f"{len(compiler.kernels)} variants in {os.environ.get('TRITON_CACHE_DIR', '~/.triton')}")
+    build_launchers(list(compiler.kernels.values()))
+
+
+def build_launchers(compiled: list[Any]) -> None:
+    """The small C modules that launch them, where a libcuda to link with is at hand."""
+    if "TRITON_LIBCUDA_PATH" not in os.environ:
+        return
+    from triton.backends.nvidia import driver
+
+    builds: list[Any] = [driver.CudaUtils]
+    builds += [partial(driver.CudaLauncher, kernel.src, kernel.metadata) for kernel in compiled]
+    for build in builds:
+        with suppress(ImportError):  # built and kept; it cannot be loaded here
+            build()
+
+
+if __name__ == "__main__":
+    main()
