@@ -1,0 +1,245 @@
+"""`nvcli serve` under load beside `LLM.generate`: the same prompts, the same engine, one run.
+
+    python -m benchmarks.serve_load MODEL --streams 1 8 16 --device cpu
+    python -m benchmarks.serve_load --qwen3-0.6b --load-format dummy --streams 1 8 64 256
+
+For each number of streams: the prompts in one in-process batch, then as that many concurrent
+streams over HTTP (completions, token ids in, one event a token), from a client process of its own.
+`--qwen3-0.6b` needs no files: it writes the shape of Qwen3-0.6B with a small byte tokenizer. Every
+output runs to its length; each pass has prompts of its own.
+
+Prints a card to standard error; the row goes to `benchmarks/results/` and to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+TARGETS = {64: 0.95, 256: 0.90}  # of the in-process batch's tokens per second
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--qwen3-0.6b", dest="is_qwen", action="store_true")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64, 256])
+    parser.add_argument("--input", type=int, default=128)
+    parser.add_argument("--output", type=int, default=256)
+    parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument(
+        "--switch", type=float, nargs="+", default=[0.005], help="seconds between thread switches"
+    )
+    parser.add_argument("--client", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# --- the client, a process of its own ------------------------------------------------------------
+
+
+async def one_stream(port: int, body: dict[str, Any]) -> dict[str, Any]:
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    sent = time.perf_counter()
+    writer.write(head.encode() + data)
+    moments: list[float] = []
+    num_events = 0
+    rest = b""
+    while piece := await reader.read(1 << 16):
+        now = time.perf_counter()
+        rest += piece
+        count = rest.count(b'"finish_reason":null')
+        if count:
+            moments.append(now)
+            num_events += count
+        rest = rest[-40:] if b'"finish_reason":null' not in rest[-40:] else rest[-19:]
+    writer.close()
+    gaps = [b - a for a, b in itertools.pairwise(moments)]
+    return {"ttft": moments[0] - sent, "gaps": gaps, "end": moments[-1], "events": num_events}
+
+
+async def client(spec: dict[str, Any]) -> dict[str, Any]:
+    bodies = [
+        {
+            "model": spec["model"],
+            "prompt": prompt,
+            "max_tokens": spec["output"],
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+            "temperature": 1,
+            "top_p": 1,
+            "top_k": 0,
+        }
+        for prompt in spec["prompts"]
+    ]
+    start = time.perf_counter()
+    done = await asyncio.gather(*(one_stream(spec["port"], body) for body in bodies))
+    seconds = max(item["end"] for item in done) - start
+    gaps = sorted(gap for item in done for gap in item["gaps"])
+    ttfts = sorted(item["ttft"] for item in done)
+    return {
+        "seconds": seconds,
+        "ttft_ms": percentiles(ttfts),
+        "gap_ms": percentiles(gaps),
+        "events": sum(item["events"] for item in done),
+    }
+
+
+def percentiles(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    return {
+        name: round(values[min(len(values) - 1, int(share * len(values)))] * 1e3, 3)
+        for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+    }
+
+
+# --- the server and the in-process batch ---------------------------------------------------------
+
+
+def write_qwen(folder: Path) -> None:
+    from tests.text.tiny_tokenizer import write_tokenizer
+
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 3072,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "rope_theta": 1000000,
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": 276,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    write_tokenizer(folder, vocab_size=300)
+
+
+def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(97, 123) for _ in range(length)] for _ in range(count)]
+
+
+def main() -> None:
+    args = arguments()
+    if args.client:
+        print(json.dumps(asyncio.run(client(json.loads(sys.stdin.read())))))
+        return
+    import uvicorn
+
+    from benchmarks.rows import write_row
+    from nvcli.llm import LLM
+    from nvcli.server.app import create_app
+    from nvcli.server.config import ServerConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        if args.is_qwen:
+            write_qwen(Path(folder))
+        llm = LLM(
+            folder if args.is_qwen else args.model,
+            load_format=args.load_format,
+            device=args.device,
+            max_model_len=1024,
+            max_num_seqs=max(args.streams),
+        )
+    app = create_app(ServerConfig(served_model_names=("m",)), llm)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    config = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools", loop="uvloop")
+    server = uvicorn.Server(config)
+    loop = config.get_loop_factory()
+
+    def serve() -> None:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            runner.run(server.serve(sockets=[listener]))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    params = llm.sampling(
+        temperature=1.0, top_p=1.0, top_k=0, max_tokens=args.output, ignore_eos=True
+    )
+    rows: list[dict[str, Any]] = []
+    seed = 0
+    for count in [args.streams[0], *args.streams]:  # the first warms up
+        best: dict[str, Any] = {}
+        for switch in args.switch * args.passes:
+            sys.setswitchinterval(switch)
+            seed += 1
+            began = time.perf_counter()
+            outputs = llm.generate(prompts_of(count, args.input, seed), params)
+            seconds = time.perf_counter() - began
+            tokens = sum(output.usage.completion_tokens for output in outputs)
+            seed += 1
+            spec = {
+                "model": "m",
+                "port": listener.getsockname()[1],
+                "prompts": prompts_of(count, args.input, seed),
+                "output": args.output,
+            }
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.serve_load", "--client", "1"],
+                input=json.dumps(spec),
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ},
+            )
+            http = json.loads(done.stdout)
+            row = {
+                "streams": count,
+                "switch_s": switch,
+                "batch_tokens_per_s": round(tokens / seconds, 1),
+                "http_tokens_per_s": round(count * args.output / http["seconds"], 1),
+                "ttft_ms": http["ttft_ms"],
+                "gap_ms": http["gap_ms"],
+                "events": http["events"],
+            }
+            row["ratio"] = round(row["http_tokens_per_s"] / row["batch_tokens_per_s"], 4)
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            if not best or row["ratio"] > best["ratio"]:
+                best = row
+        rows.append(best)
+    write_row(
+        "serve_load",
+        metrics={"passes": rows[1:], "targets": TARGETS},
+        config={
+            "model": "Qwen3-0.6B, random weights" if args.is_qwen else args.model,
+            "input_tokens": args.input,
+            "output_tokens": args.output,
+            "engine": "thread of the server's process",
+            "best_of_passes": args.passes,
+        },
+        peer="LLM.generate, same process",
+    )
+    server.should_exit = True
+    thread.join(10)
+    llm.close()
+
+
+if __name__ == "__main__":
+    main()
