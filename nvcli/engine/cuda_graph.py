@@ -184,6 +184,7 @@ class GraphRunner:
             key_lens=[],
             block_ids=[],
             is_padded=True,
+            is_decode=is_decode,
         )
         hidden = self.model.forward(batch)  # [T, E]
         if not is_decode:

@@ -80,7 +80,7 @@ class TritonAttention:
 
         num_tokens, num_heads = q.shape[:2]
         num_rows = batch.seq_lens.shape[0]
-        is_decode = num_tokens == num_rows
+        is_decode = batch.is_decode if batch.is_padded else num_tokens == num_rows
         return make_plan(
             batch.cu_seqlens_q,
             batch.seq_lens,

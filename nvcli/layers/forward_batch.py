@@ -35,8 +35,10 @@ class ForwardBatch:
     query_lens: list[int]  # [B]
     key_lens: list[int]  # [B], host twin of seq_lens
     block_ids: list[list[int]]  # [B][ceil(key_len / P)], host twin of block_table rows
-    # A captured step: rows and tokens are upper bounds, and the host lists say nothing.
+    # A captured step: rows and tokens are upper bounds, the host lists are empty, and `is_decode`
+    # says whether its rows are at most one token each.
     is_padded: bool = False
+    is_decode: bool = False
     plan: object = None  # what the attention backend works out once for all layers of the step
 
     @property

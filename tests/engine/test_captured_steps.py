@@ -55,7 +55,7 @@ class RepeatedBody:
         self.body()
 
 
-def make_runner(folder: Path, *, captured: bool, max_num_seqs: int = 12) -> Any:
+def make_runner(folder: Path, *, captured: bool, max_num_seqs: int = 20) -> Any:
     from nvcli.config import EngineConfig
     from nvcli.engine import cuda_graph
     from nvcli.engine.model_runner import ModelRunner
@@ -83,8 +83,8 @@ def make_runner(folder: Path, *, captured: bool, max_num_seqs: int = 12) -> Any:
         )
         runner.graphs = graphs
         graphs.capture(lambda body: RepeatedBody(body, runner))
-        assert graphs.decode_sizes == [1, 2, 4, 8, 12]
-        assert graphs.num_graphs == 7
+        assert graphs.decode_sizes == [1, 2, 4, 8, 16, 20]
+        assert graphs.num_graphs == 8
     return runner
 
 

@@ -98,6 +98,7 @@ def check_padding(dtype: torch.dtype, device: str) -> None:
         slots=torch.cat([batch.slots, zeros.long()]),
         cu_seqlens_q=torch.arange(5, dtype=torch.int32, device=device),
         is_padded=True,
+        is_decode=True,
         plan=None,
     )
     noise = torch.full_like(q, float("nan"))
@@ -106,10 +107,24 @@ def check_padding(dtype: torch.dtype, device: str) -> None:
     assert torch.equal(got[2:], torch.zeros_like(want))
     # a step of a token bucket: two rows, padding rows of no tokens, and tokens of no row
     padded.cu_seqlens_q = torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32, device=device)
-    padded.plan = None
+    padded.plan, padded.is_decode = None, False
     got = TritonAttention().forward(torch.cat([q, noise, noise, noise]), k, v, padded, 0.2)
     assert torch.equal(got[:2], want)
     assert torch.equal(got[2:], torch.zeros_like(got[2:]))
+    # as many tokens as rows, and yet not all rows are one token
+    q, k, v, batch = make_case([(2, 70), (1, 9)], head_dim=32, heads_first=True, dtype=dtype)
+    if device == "cuda":
+        q, k, v, batch = q.cuda(), k.cuda(), v.cuda(), to_cuda(batch)
+    want = TritonAttention().forward(q, k, v, batch, 0.2)
+    padded = dataclasses.replace(
+        batch,
+        seq_lens=torch.cat([batch.seq_lens, zeros[:1]]),
+        slots=torch.cat([batch.slots, zeros[:1].long()]),
+        cu_seqlens_q=torch.tensor([0, 2, 3, 3], dtype=torch.int32, device=device),
+        is_padded=True,
+        plan=None,
+    )
+    assert torch.equal(TritonAttention().forward(q, k, v, padded, 0.2), want)
 
 
 def check_all_in_float32() -> None:
