@@ -65,6 +65,7 @@ class LLM:
             given = config.replace(**{k: v for k, v in options.items() if v is not None})
         self.config = given
         folder = resolve_model(given.model)
+        self.folder = folder
         self.model_config: ModelConfig = ModelConfig.from_hf(folder)
         self._tokenizer = _load_tokenizer(folder, is_optional=given.load_format == "dummy")
         vocab_size = self.model_config.vocab_size
@@ -110,6 +111,10 @@ class LLM:
     def vocab_size(self) -> int:
         """Token ids that may be used: the tokenizer's, which a model may be padded beyond."""
         return self._runner.vocab_size
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self._engine.eos_token_ids
 
     @property
     def is_alive(self) -> bool:

@@ -18,8 +18,10 @@ from nvcli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nvcli.llm import LLM
     from nvcli.repl.screen import Screen
     from nvcli.server.engine import ServerEngine
+    from nvcli.server.remote_engine import RemoteEngine
 
 LISTEN = "Listening"
 ACCESS = "Access"
@@ -39,6 +41,12 @@ class MetricsChoice(StrEnum):
     KEY = "key"
     OPEN = "open"
     OFF = "off"
+
+
+class EngineChoice(StrEnum):
+    AUTO = "auto"
+    PROCESS = "process"
+    THREAD = "thread"
 
 
 class GenerationConfigChoice(StrEnum):
@@ -197,6 +205,17 @@ StorageOpt = Annotated[
     ),
 ]
 
+EngineOpt = Annotated[
+    EngineChoice,
+    _option(
+        "--engine",
+        parser=_choice(EngineChoice),
+        metavar="auto|process|thread",
+        group=BEHAVIOUR,
+        help="Where the engine runs; auto: a process of its own where there is a GPU.",
+    ),
+]
+
 
 def serve(
     ctx: typer.Context,
@@ -227,6 +246,7 @@ def serve(
     drain_timeout: DrainOpt = 30.0,
     store_limit: StoreOpt = 1000,
     storage: StorageOpt = None,
+    engine: EngineOpt = EngineChoice.AUTO,
 ) -> int:
     """Answer OpenAI's API over HTTP.
 
@@ -267,7 +287,7 @@ def serve(
         allow_template=allow_request_template,
         enable_thinking=think,
     )
-    load = _loader(engine_config, screen)
+    load = _loader(engine_config, screen, engine)
 
     def tell(text: str) -> None:
         """Also where no terminal is: a service's log wants these lines."""
@@ -293,17 +313,31 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     return (*keys, *([from_environment] if from_environment else []))
 
 
-def _loader(config: EngineConfig, screen: Screen) -> Callable[[], ServerEngine]:
+def _loader(
+    config: EngineConfig, screen: Screen, engine: EngineChoice
+) -> Callable[[], ServerEngine]:
     def load() -> ServerEngine:
         from nvcli.cli.chat import DEMO_NOTICE
-        from nvcli.llm import LLM  # torch comes with it
 
-        llm = LLM(config=config)
+        llm: RemoteEngine | LLM
+        if engine is EngineChoice.PROCESS or (engine is EngineChoice.AUTO and _has_gpu(config)):
+            from nvcli.server.remote_engine import RemoteEngine
+
+            llm = RemoteEngine(config)
+        else:
+            from nvcli.llm import LLM  # torch comes with it
+
+            llm = LLM(config=config)
         if llm.is_demo:
             screen.note(DEMO_NOTICE)
         return llm
 
     return load
+
+
+def _has_gpu(config: EngineConfig) -> bool:
+    """Without torch, which this process need not load."""
+    return config.device != "cpu" and Path("/dev/nvidiactl").exists()
 
 
 def register(app: typer.Typer) -> None:

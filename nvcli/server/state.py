@@ -12,6 +12,7 @@ from nvcli.server.bridge import EngineBridge
 from nvcli.server.errors import NotReadyError, UnknownModelError
 from nvcli.server.files import FileStore
 from nvcli.server.metrics import Metrics
+from nvcli.server.remote_engine import RemoteEngine
 from nvcli.server.sealing import Sealer
 from nvcli.server.store import Store
 
@@ -60,6 +61,8 @@ class ServerState:
         """The model is there: requests are answered from now on."""
         self._bridge = EngineBridge(llm, max_queue=self.config.max_queue)
         self._bridge.on_hand_over = self.metrics.observe_hand_over
+        if isinstance(llm, RemoteEngine):
+            llm.listen(asyncio.get_running_loop())
         if self.batches is not None:
             self.batches.start(llm, self.model_names)
         if self.phase is Phase.LOADING:

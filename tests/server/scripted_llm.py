@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from nvcli.config import EngineConfig
@@ -84,15 +85,20 @@ class ScriptedLLM:
         *,
         depth: int = 0,
         budget: int = 64,
+        folder: Path | None = None,
         **device: Any,
     ) -> None:
         self.config = EngineConfig(model="scripted", max_num_seqs=device.get("max_num_seqs"))
         self.tokenizer = tokenizer
+        self.folder = folder
+        self.model_config = SimpleNamespace(sampling_defaults={})
+        self.startup = SimpleNamespace(stage_s={"weights": 0.01}, device="cpu")
         self.prompts: list[tuple[int, ...]] = []
         self.requests: list[Request] = []
         eos = tokenizer.id_of("<|im_end|>")
         assert eos is not None
         self.eos = eos
+        self.eos_token_ids = frozenset({eos})
 
         def endless(prompt: tuple[int, ...]) -> Sequence[int]:
             return _Padded([*script(prompt)], eos)

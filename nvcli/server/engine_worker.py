@@ -1,0 +1,132 @@
+"""The engine's process: `python -m nvcli.server.engine_worker FD`, started by `RemoteEngine`.
+
+It reads requests from the socket and writes outputs back, all that are there in one frame. It ends
+with its parent: the kernel is asked to see to that, and the end of the socket ends it too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+from nvcli.engine.engine_thread import error_outputs
+from nvcli.errors import NvcliError
+from nvcli.server.wire import encode, pack_output, read_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nvcli.config import EngineConfig
+    from nvcli.server.engine import ServerEngine
+    from nvcli.types import RequestOutput
+
+_PR_SET_PDEATHSIG = 1
+_STATS_INTERVAL_S = 0.25
+
+Group = tuple[str, list[Any]]
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL when the parent dies, however it does (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+
+
+class Worker:
+    """Serves one engine over one socket."""
+
+    def __init__(self, sock: socket.socket, llm: ServerEngine) -> None:
+        self._sock = sock
+        self._llm = llm
+        self._groups: queue.SimpleQueue[Group | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        """Until the parent says so or is gone."""
+        sender = threading.Thread(target=self._send, name="nvcli-send", daemon=True)
+        sender.start()
+        with contextlib.suppress(EOFError, OSError):
+            while (message := read_frame(self._sock)) is not None:
+                kind, value = message
+                if kind == "submit":
+                    self._submit(*value)
+                else:
+                    self._llm.abort(value)
+        self._llm.close()
+
+    def _submit(self, request: Any, spec: Any) -> None:
+        def sink(outputs: list[RequestOutput]) -> None:
+            self._groups.put((request.request_id, [pack_output(output) for output in outputs]))
+
+        try:
+            if spec is not None:
+                request.grammar = self._llm.compile_grammar(spec)
+            self._llm.submit(request, sink)
+        except NvcliError as error:
+            sink(error_outputs(request.request_id, set(range(request.params.n)), error))
+
+    def _send(self) -> None:
+        """Whatever the engine has given since the last frame goes out as one."""
+        while True:
+            groups: list[Group] = []
+            with contextlib.suppress(queue.Empty):
+                group = self._groups.get(timeout=_STATS_INTERVAL_S)
+                while group is not None:
+                    groups.append(group)
+                    group = self._groups.get_nowait()
+            try:
+                frame = (groups, astuple(self._llm.stats()), self._llm.is_alive)
+                self._sock.sendall(encode(frame))
+            except OSError:
+                os._exit(1)  # the parent is gone
+
+
+def describe(llm: Any) -> dict[str, Any]:
+    """What the parent must know of the model."""
+    return {
+        "model_name": llm.model_name,
+        "max_model_len": llm.max_model_len,
+        "max_num_seqs": llm.max_num_seqs,
+        "vocab_size": llm.vocab_size,
+        "hidden_size": llm.hidden_size,
+        "eos_token_ids": tuple(llm.eos_token_ids),
+        "folder": str(llm.folder),
+        "sampling_defaults": dict(llm.model_config.sampling_defaults),
+        "stage_s": dict(llm.startup.stage_s),
+        "device": llm.startup.device,
+        "stats": astuple(llm.stats()),
+    }
+
+
+def load_llm(config: EngineConfig) -> ServerEngine:
+    from nvcli.llm import LLM  # torch comes with it
+
+    return LLM(config=config)
+
+
+def main(load: Callable[[EngineConfig], ServerEngine] = load_llm) -> None:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    die_with_parent(int(sys.argv[2]))
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        llm = load(read_frame(sock))
+        sock.sendall(encode(("loaded", describe(llm))))
+    except NvcliError as error:
+        kind = type(error).__name__
+        sock.sendall(encode(("failed", (kind, error.message, error.hint))))
+        return
+    Worker(sock, llm).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""The engine in a process of its own, so that HTTP work never takes a step's time.
+
+It has the interface of `LLM` as the server needs it. Checks that need no device are made here, so a
+bad request is refused at once; everything else crosses a socket (`nvcli.server.wire`). The outputs
+arrive in the event loop's own thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from nvcli import errors
+from nvcli.engine.engine import Engine, EngineStats
+from nvcli.engine.engine_thread import error_outputs
+from nvcli.engine.grammar import GrammarCompiler
+from nvcli.errors import EngineClosedError, NvcliError
+from nvcli.llm import LLM
+from nvcli.server.wire import FrameReader, encode, read_frame, unpack_output
+from nvcli.text import Tokenizer
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from nvcli.config import EngineConfig
+    from nvcli.engine.engine import Request
+    from nvcli.engine.engine_thread import Sink
+    from nvcli.engine.grammar import Grammar, GrammarSpec
+    from nvcli.types import SamplingParams
+
+WORKER = "nvcli.server.engine_worker"
+_CLOSE_S = 10.0
+_CHUNK = 1 << 20
+
+
+class RemoteEngine:
+    """Raises what loading the model raises. `listen` must be called before outputs come."""
+
+    def __init__(self, config: EngineConfig, *, worker: str = WORKER) -> None:
+        self.config = config
+        self._sock, theirs = socket.socketpair()
+        command = [sys.executable, "-m", worker, str(theirs.fileno()), str(os.getpid())]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._lock = threading.Lock()  # of the socket's writing end and the sinks
+        self._sinks: dict[str, tuple[Sink, set[int]]] = {}
+        self._reader = FrameReader()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+        self._is_alive = True
+        try:
+            self._sock.sendall(encode(config))
+            kind, value = read_frame(self._sock)
+        except (EOFError, OSError) as exc:
+            self._sock.close()
+            self._process.wait()
+            raise EngineClosedError(
+                f"the engine's process ended with {self._process.returncode} while loading"
+            ) from exc
+        if kind == "failed":
+            self._sock.close()
+            self._process.wait()
+            name, message, hint = value
+            raise getattr(errors, name, NvcliError)(message, hint=hint)
+        self._info: dict[str, Any] = value
+        self.tokenizer = Tokenizer.from_folder(value["folder"])
+        self.model_config = SimpleNamespace(sampling_defaults=value["sampling_defaults"])
+        self.startup = SimpleNamespace(stage_s=value["stage_s"], device=value["device"])
+        self._stats = EngineStats(*value["stats"])
+        self._compiler = GrammarCompiler(
+            self.tokenizer,
+            vocab_size=value["vocab_size"],
+            eos_token_ids=value["eos_token_ids"],
+        )
+        self._limits = _Limits(value["max_model_len"], value["vocab_size"], self._stats)
+
+    # --- what was loaded --------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        return str(self._info["model_name"])
+
+    @property
+    def is_demo(self) -> bool:
+        return self.config.model == "demo"
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._info["max_model_len"])
+
+    @property
+    def max_num_seqs(self) -> int:
+        return int(self._info["max_num_seqs"])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._info["vocab_size"])
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self._info["hidden_size"])
+
+    @property
+    def supports_thinking(self) -> bool:
+        return self.tokenizer.end_think_id is not None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._is_alive
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stats(self) -> EngineStats:
+        """As of the last frame, a quarter of a second ago at most."""
+        return self._stats
+
+    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
+        return LLM.sampling(cast("LLM", self), enable_thinking=enable_thinking, **overrides)
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        return self._compiler.compile(spec)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Raises what `LLM.submit` raises."""
+        Engine.validate(cast("Engine", self._limits), request)
+        grammar, request.grammar = request.grammar, None  # compiled again over there
+        frame = encode(("submit", (request, None if grammar is None else grammar.spec)))
+        request.grammar = grammar
+        with self._lock:
+            if not self._is_alive:
+                raise EngineClosedError("the engine's process has ended")
+            self._sinks[request.request_id] = (sink, set(range(request.params.n)))
+            self._write(frame)
+
+    def abort(self, request_id: str) -> None:
+        with self._lock:
+            if self._is_alive:
+                self._write(encode(("abort", request_id)))
+
+    def _write(self, frame: bytes) -> None:
+        with contextlib.suppress(OSError):  # the end is found where the socket is read
+            self._sock.sendall(frame)
+
+    # --- outputs ----------------------------------------------------------------------------------
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hand outputs over in this loop from now on."""
+        self._loop = loop
+        loop.add_reader(self._sock.fileno(), self._read)
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_CHUNK, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end()
+            return
+        for groups, stats, is_alive in self._reader.feed(data):
+            self._stats = EngineStats(*stats)
+            for request_id, packed in groups:
+                self._hand_out(request_id, packed)
+            if not is_alive:
+                self._end()
+
+    def _hand_out(self, request_id: str, packed: list[Any]) -> None:
+        found = self._sinks.get(request_id)
+        if found is None:
+            return
+        sink, indices = found
+        outputs = [unpack_output(request_id, item) for item in packed]
+        indices.difference_update(output.index for output in outputs if output.is_finished)
+        if not indices:
+            del self._sinks[request_id]
+        sink(outputs)
+
+    def _end(self) -> None:
+        """The process is gone: every open request ends with an error."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop = None
+        with self._lock:
+            self._is_alive = False
+            sinks, self._sinks = self._sinks, {}
+        error = EngineClosedError("the engine's process has ended")
+        for request_id, (sink, indices) in sinks.items():
+            sink(error_outputs(request_id, indices, error))
+
+    def close(self) -> None:
+        """End the process and wait for it. Safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._end)
+        with self._lock:
+            self._is_alive = False
+            self._write(encode(None))
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._sock.close()
+
+
+class _Limits:
+    """What `Engine.validate` looks at."""
+
+    _check_ids = Engine._check_ids
+
+    def __init__(self, max_model_len: int, vocab_size: int, stats: EngineStats) -> None:
+        self.max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._tokenizer = object()
+        self._device = SimpleNamespace(num_blocks=stats.num_blocks, block_size=stats.block_size)

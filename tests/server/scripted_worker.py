@@ -1,0 +1,31 @@
+"""The engine's process over a scripted engine.
+
+`config.model` is JSON: `answer`, `delay_s`, `error`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from nvcli.config import EngineConfig
+from nvcli.errors import ModelNotFoundError
+from nvcli.server.engine_worker import main
+from tests.server.scripted_llm import ScriptedLLM, make_tokenizer
+
+
+def load(config: EngineConfig) -> ScriptedLLM:
+    options = json.loads(config.model)
+    if "error" in options:
+        raise ModelNotFoundError(options["error"], hint="Look again.")
+    folder = Path(tempfile.mkdtemp())
+    tokenizer = make_tokenizer(folder)
+    token_ids = tokenizer.encode(options["answer"])
+    return ScriptedLLM(
+        tokenizer, lambda _: token_ids, folder=folder, delay_s=options.get("delay_s", 0.0)
+    )
+
+
+if __name__ == "__main__":
+    main(load)

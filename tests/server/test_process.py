@@ -1,0 +1,179 @@
+"""The engine in a process of its own: the same answers, and ends of either side."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvcli.config import EngineConfig
+from nvcli.errors import ModelNotFoundError
+from nvcli.server.config import ServerConfig
+from nvcli.server.remote_engine import RemoteEngine
+from nvcli.server.wire import FrameReader, encode
+from tests.server.conftest import DEFAULTS, Serve, Served
+
+WORKER = "tests.server.scripted_worker"
+ANSWER = "<think>\nhm\n</think>\n\nHi 世!"
+CHAT = "/v1/chat/completions"
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[list[Any], list[int]]:
+    values = draw(st.lists(st.text() | st.integers() | st.none(), max_size=6))
+    return values, draw(st.lists(st.integers(0, 200), max_size=8))
+
+
+@given(cuts())
+def test_frames_come_out_of_pieces_of_any_size(case: tuple[list[Any], list[int]]) -> None:
+    values, places = case
+    data = b"".join(map(encode, values))
+    reader = FrameReader()
+    edges = sorted({0, len(data), *(place for place in places if place < len(data))})
+    found: list[Any] = []
+    for start, end in itertools.pairwise(edges):
+        found += reader.feed(data[start:end])
+    assert found == values
+
+
+Start = Callable[..., Served]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[Served] = []
+
+    def make(answer: str = ANSWER, **options: Any) -> Served:
+        model = json.dumps({"answer": answer, **options})
+        llm = RemoteEngine(EngineConfig(model=model), worker=WORKER)
+        served = Served(llm, ServerConfig(served_model_names=("scripted",)))
+        running.append(served)
+        return served
+
+    yield make
+    for served in running:
+        served.close()
+
+
+def without_ids(body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key not in ("id", "created")}
+
+
+def test_the_same_answers_as_in_a_thread(start: Start, serve: Serve) -> None:
+    remote, local = start(), serve(ANSWER)
+    fields: dict[str, Any] = {"n": 2, "logprobs": True, "top_logprobs": 2, "seed": 1}
+    assert without_ids(remote.chat(**fields)) == without_ids(local.chat(**fields))
+    for mine, theirs in zip(remote.chat_stream(**fields), local.chat_stream(**fields), strict=True):
+        assert without_ids(mine) == without_ids(theirs)
+    for path, body in (
+        ("/v1/completions", {"prompt": "abc", "echo": True, "logprobs": 2}),
+        ("/v1/embeddings", {"input": "abc"}),
+    ):
+        body = {"model": "scripted", **body}
+        assert without_ids(remote.post(path, body).json()) == without_ids(
+            local.post(path, body).json()
+        )
+    wait_idle(remote)
+
+
+def wait_idle(served: Served, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        stats = served.llm.stats()
+        num_open = stats.num_running + stats.num_waiting + served.app.state.bridge.num_open
+        if num_open == 0 and stats.num_free_blocks == stats.num_blocks:
+            return
+        time.sleep(0.01)
+    raise AssertionError(stats)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "context_length_exceeded"),
+        ({"stop_token_ids": [300]}, "invalid_parameter"),
+        ({"guided_regex": "("}, "invalid_grammar"),
+    ],
+)
+def test_bad_requests_are_refused_at_once(start: Start, fields: Any, code: str) -> None:
+    response = start().post(CHAT, {**DEFAULTS, **fields})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == code
+
+
+def test_leaving_ends_the_request_over_there(start: Start) -> None:
+    served = start("x" * 400, delay_s=0.01)
+    with served.client.stream("POST", CHAT, json={**DEFAULTS, "stream": True}) as response:
+        pieces = response.iter_raw()
+        next(pieces)
+    wait_idle(served, 2.0)
+
+
+def test_a_killed_engine_ends_requests_and_health(start: Start) -> None:
+    served = start("x" * 400, delay_s=0.01)
+    text = ""
+    with served.client.stream("POST", CHAT, json={**DEFAULTS, "stream": True}) as response:
+        for piece in response.iter_text():
+            if not text:
+                os.kill(served.llm.pid, signal.SIGKILL)
+            text += piece
+    assert '"code":"engine_closed"' in text
+    assert text.endswith("data: [DONE]\n\n")
+    assert served.client.get("/health").status_code == 503
+    assert served.post(CHAT, DEFAULTS).status_code == 503
+    assert served.app.state.bridge.num_open == 0
+
+
+def test_a_model_that_is_not_there() -> None:
+    model = json.dumps({"error": "no such model"})
+    with pytest.raises(ModelNotFoundError, match=r"no such model\. Look again"):
+        RemoteEngine(EngineConfig(model=model), worker=WORKER)
+
+
+def test_the_engine_dies_with_its_parent() -> None:
+    code = (
+        "import json, time\n"
+        "from nvcli.config import EngineConfig\n"
+        "from nvcli.server.remote_engine import RemoteEngine\n"
+        "config = EngineConfig(model=json.dumps({'answer': 'x'}))\n"
+        f"llm = RemoteEngine(config, worker={WORKER!r})\n"
+        "print(llm.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    for _ in range(200):
+        if not is_running(child):
+            return
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("the engine outlived its parent")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_close_ends_the_process(start: Start) -> None:
+    served = start()
+    pid = served.llm.pid
+    served.chat()
+    served.llm.close()
+    assert not is_running(pid)
