@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +48,8 @@ class Request:
     raw: bool
     text: str
     was_closed_early: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    schema: Mapping[str, Any] | None = None
 
 
 STARTUP = SimpleNamespace(
@@ -82,7 +84,13 @@ class FakeLLM:
         values.update({k: v for k, v in overrides.items() if v is not None})
         return SamplingParams(**values)
 
-    def render(self, messages: Sequence[Message], *, enable_thinking: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        enable_thinking: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Like Qwen3's template: reasoning of earlier turns is dropped."""
         parts = [f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages]
         return "".join(parts)
@@ -91,7 +99,9 @@ class FakeLLM:
         return len(text.split())
 
     def stats(self) -> Any:
-        return SimpleNamespace(num_blocks=100, num_free_blocks=90, num_named_blocks=40, block_size=16)
+        return SimpleNamespace(
+            num_blocks=100, num_free_blocks=90, num_named_blocks=40, block_size=16
+        )
 
     def stream(
         self,
@@ -100,13 +110,15 @@ class FakeLLM:
         *,
         enable_thinking: bool = True,
         raw: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        schema: Mapping[str, Any] | None = None,
     ) -> Iterator[RequestOutput]:
         if isinstance(prompt, str):
             text = prompt if raw else self.render([Message("user", prompt)])
         else:
             text = self.render(prompt)
         params = params or self.sampling(enable_thinking=enable_thinking)
-        request = Request(prompt, params, enable_thinking, raw, text)
+        request = Request(prompt, params, enable_thinking, raw, text, tools=tools, schema=schema)
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]
         self.requests.append(request)
         return self._run(request, Reply(reply) if isinstance(reply, str) else reply)

@@ -22,16 +22,20 @@ from nvcli.cli.prompt_input import (
 )
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
+from nvcli.repl.command_view import read_schema
+from nvcli.repl.numbers import startup_lines
 from nvcli.repl.render import ThinkingView
 from nvcli.repl.screen import visible
-from nvcli.repl.session import startup_lines
+from nvcli.repl.session import ANY_OBJECT
+from nvcli.repl.store import session_path
 from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
+    from nvcli.repl.model import ChatModel
     from nvcli.repl.screen import Screen
-    from nvcli.repl.session import ChatModel
 
 DEMO_NOTICE = "This is the small built-in demo model. For a real one: nvcli chat -m Qwen/Qwen3-0.6B"
 
@@ -45,7 +49,25 @@ nvcli chat "Name three rivers"                  one answer
 nvcli chat -f notes.txt "Summarize this"        a file, then the question
 cat log.txt | nvcli chat "What went wrong?"     piped text, then the question
 nvcli chat --no-think -t 0 "2+2" > answer.txt   only the answer is in the file
-nvcli chat --json "Hi" | jq .usage              for scripts"""
+nvcli chat --json "Hi" | jq .usage              for scripts
+nvcli chat -x "A Python one-liner" > a.py       only the code block
+nvcli chat --schema s.json "Describe Paris"     JSON of a schema
+nvcli chat --tools tools.py "What is 7 * 6?"    with functions of yours
+nvcli chat -c "And then?"                       go on with the last conversation"""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_extract_numbers(args))
+
+
+def with_extract_numbers(args: list[str]) -> list[str]:
+    """`-x` takes a number or not; Typer's options always take one."""
+    result: list[str] = []
+    for i, arg in enumerate(args):
+        if arg == "--":
+            return [*result, *args[i:]]
+        is_next_number = i + 1 < len(args) and args[i + 1].isdecimal()
+        result.append("--extract=1" if arg in ("-x", "--extract") and not is_next_number else arg)
+    return result
 
 
 @dataclass(frozen=True)
@@ -64,6 +86,24 @@ class ChatOptions:
     markdown: bool | None = None
     fail_on_length: bool = False
     keep_history: bool = True
+    as_events: bool = False
+    extract: int | None = None
+    schema: Mapping[str, Any] | None = None
+    stats_json: Path | None = None
+    tools: tuple[Path, ...] = ()
+    mcp: Path | None = None
+    allowed_tools: frozenset[str] = frozenset()
+    session: str | None = None
+    is_continued: bool = False
+    is_saved: bool = True
+    attach: str = "never"
+    has_engine_flags: bool = False
+    is_model_given: bool = False
+
+    @property
+    def is_machine_read(self) -> bool:
+        """Standard output is for a program."""
+        return self.as_json or self.as_events
 
     def thinking_view(self, screen: Screen) -> ThinkingView:
         if self.show_thinking is options.ThinkingChoice.AUTO:
@@ -82,15 +122,22 @@ class ChatOptions:
 def open_model(config: EngineConfig, screen: Screen) -> ChatModel:
     """Load the model, with a spinner where somebody waits."""
     with Spinner(screen, f"loading {config.model}"):
-        from nvcli.llm import LLM  # torch comes with it
+        from nvcli.repl.chat_llm import ChatLLM  # torch comes with it
 
-        llm = LLM(config=config)
+        llm = ChatLLM(config=config)
     if screen.is_verbose:
         for line in startup_lines(llm.startup):
             screen.write_err(f"{visible(line)}\n", dim=True)
     if llm.is_demo:
         screen.note(DEMO_NOTICE)
     return llm
+
+
+def connect(options: ChatOptions, screen: Screen) -> ChatModel:
+    """A running server where --attach finds one, or else the model in this process."""
+    from nvcli.cli.attach import attach
+
+    return attach(options, screen) or open_model(options.config, screen)
 
 
 def chat(
@@ -104,6 +151,7 @@ def chat(
     kv_cache_dtype: options.KVCacheDTypeOpt = None,
     max_num_seqs: options.MaxNumSeqsOpt = None,
     load_format: options.LoadFormatOpt = None,
+    attach: options.AttachOpt = None,
     temperature: options.TemperatureOpt = None,
     top_p: options.TopPOpt = None,
     top_k: options.TopKOpt = None,
@@ -115,16 +163,28 @@ def chat(
     seed: options.SeedOpt = None,
     think: options.ThinkOpt = None,
     think_budget: options.ThinkBudgetOpt = None,
+    schema: options.SchemaOpt = None,
+    format: options.FormatOpt = options.AnswerFormat.TEXT,
     system: options.SystemOpt = None,
     file: options.FileOpt = None,
     stdin_position: options.StdinPositionOpt = options.StdinPosition.BEFORE,
     no_stdin: options.NoStdinOpt = False,
     interactive: options.InteractiveOpt = False,
     raw: options.RawOpt = False,
+    tools: options.ToolsOpt = None,
+    mcp: options.McpOpt = None,
+    allow_tool: options.AllowToolOpt = None,
+    continue_: options.ContinueOpt = False,
+    session: options.SessionOpt = None,
+    no_save: options.NoSaveOpt = False,
     show_thinking: options.ShowThinkingOpt = options.ThinkingChoice.AUTO,
     no_stream: options.NoStreamOpt = False,
+    extract: options.ExtractOpt = None,
     json: options.JsonOpt = False,
+    stream_json: options.StreamJsonOpt = False,
     stats: options.StatsOpt = False,
+    stats_json: options.StatsJsonOpt = None,
+    dry_run: options.DryRunOpt = False,
     markdown: options.MarkdownOpt = None,
     fail_on_length: options.FailOnLengthOpt = False,
     no_history: options.NoHistoryOpt = False,
@@ -162,7 +222,40 @@ def chat(
     _refuse(raw and system is not None, "--raw", "--system")
     _refuse(raw and think is not None, "--raw", "--think or --no-think")
     _refuse(raw and interactive, "--raw", "--interactive")
-    _refuse(json and interactive, "--json", "--interactive")
+    _refuse(json and stream_json, "--json", "--stream-json")
+    _refuse(schema is not None and format is options.AnswerFormat.JSON, "--schema", "--format json")
+    _refuse(continue_ and session is not None, "--continue", "--session")
+    machine = "--json" if json else "--stream-json" if stream_json else "--extract"
+    is_machine_read = json or stream_json or extract is not None
+    _refuse(is_machine_read and interactive, machine, "--interactive")
+    _refuse(extract is not None and (json or stream_json), "--extract", machine)
+    if extract is not None and extract < 1:
+        raise UsageError(f"--extract counts from 1, got {extract}")
+    has_tools = bool(tools or mcp)
+    for flag, is_given in (
+        ("--tools", has_tools),
+        ("--schema", schema is not None or format is options.AnswerFormat.JSON),
+        ("--continue or --session", continue_ or session is not None),
+    ):
+        _refuse(raw and is_given, "--raw", flag)
+        _refuse(dry_run and is_given and flag != "--schema", "--dry-run", flag)
+    has_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    opens_conversation = interactive or (
+        prompt is None and has_terminal and not (raw or is_machine_read or dry_run)
+    )
+    _refuse(opens_conversation and stats_json is not None, "--stats-json", "a conversation")
+    if has_tools and not allow_tool and not (_find_keyboard() or is_terminal(sys.stderr)):
+        raise UsageError(
+            "tools need a terminal where each call is asked for",
+            hint="Allow them by name: --allow-tool NAME.",
+        )
+    given_schema: Mapping[str, Any] | None = None
+    if schema is not None:
+        given_schema = read_schema(schema, screen.warn)
+    elif format is options.AnswerFormat.JSON:
+        given_schema = ANY_OBJECT
+    if session is not None:
+        session_path(session)  # a name that is none is refused before anything is loaded
     chosen = ChatOptions(
         config=config,
         sampling=sampling,
@@ -176,10 +269,21 @@ def chat(
         markdown=markdown,
         fail_on_length=fail_on_length,
         keep_history=not no_history,
+        as_events=stream_json,
+        extract=extract,
+        schema=given_schema,
+        stats_json=stats_json,
+        tools=tuple(tools or ()),
+        mcp=mcp,
+        allowed_tools=frozenset(allow_tool or ()),
+        session=session,
+        is_continued=continue_,
+        is_saved=not no_save and (not no_history or continue_ or session is not None),
+        attach=attach or "auto",
+        is_model_given=model is not None,
+        has_engine_flags=config != EngineConfig(model=config.model),
     )
     files = file or []
-    has_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
-    opens_conversation = interactive or (prompt is None and has_terminal and not (raw or json))
     if interactive and not _find_keyboard():
         raise UsageError("--interactive needs a terminal for keys and for the conversation")
     takes_stdin = not (no_stdin or is_terminal(sys.stdin) or any(str(f) == "-" for f in files))
@@ -200,6 +304,11 @@ def chat(
             "there is no prompt",
             hint='Give it as an argument, nvcli chat "...", or pipe it in.',
         )
+    if dry_run:
+        from nvcli.cli.oneshot import show_prompt
+
+        show_prompt(chosen, screen, text)
+        return
     from nvcli.cli.oneshot import answer_once
 
     answer_once(chosen, screen, text)

@@ -35,7 +35,7 @@ REFUSED = frozenset(
         *("log_file", "stats_json", "ready_file", "output", "force"),
     }
 )
-_NOT_KEYS = frozenset({"help", "version", "config", "profile", "show_config"})
+_NOT_KEYS = frozenset({"help", "version", "config", "profile", "show_config", "continue_"})
 
 
 @dataclass(frozen=True)

@@ -9,28 +9,58 @@ from typing import TYPE_CHECKING
 from nvcli import __version__
 from nvcli.cli import chat as chat_command
 from nvcli.cli.console import is_terminal
-from nvcli.repl.commands import Shell
-from nvcli.repl.session import Session, short_count
+from nvcli.cli.sessions import open_session
+from nvcli.cli.toolbox import open_tools
+from nvcli.errors import NvcliError
+from nvcli.repl.numbers import short_count
+from nvcli.repl.shell import Shell, first_line
+from nvcli.repl.store import SessionFile, new_name
 
 if TYPE_CHECKING:
     from nvcli.cli.chat import ChatOptions
+    from nvcli.repl.model import ChatModel
     from nvcli.repl.screen import Screen
+
+
+class ModelSwitch:
+    """The model of the conversation; `/model` puts another in its place."""
+
+    def __init__(self, options: ChatOptions, screen: Screen) -> None:
+        self._config = options.config
+        self._screen = screen
+        self.llm: ChatModel = chat_command.connect(options, screen)
+
+    def open(self, name: str) -> ChatModel:
+        """Two may not fit, so the old one is closed first; it comes back if the new one fails."""
+        old = self._config
+        self.llm.close()
+        try:
+            self._config = old.replace(model=name)
+            self.llm = chat_command.open_model(self._config, self._screen)
+        except (NvcliError, KeyboardInterrupt):
+            self._config = old
+            self.llm = chat_command.open_model(old, self._screen)
+            raise
+        return self.llm
+
+    def close(self) -> None:
+        self.llm.close()
 
 
 def converse(options: ChatOptions, screen: Screen, text: str, *, asks_now: bool) -> None:
     """`text` is asked at once, or (files without a question) goes with the first message."""
-    llm = chat_command.open_model(options.config, screen)
-    with contextlib.closing(llm), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        tools = open_tools(options, screen, stack)
+        switch = stack.enter_context(contextlib.closing(ModelSwitch(options, screen)))
+        llm = switch.llm
         from nvcli.repl import terminal  # prompt_toolkit comes with it
 
         keyboard = sys.stdin
         if not is_terminal(keyboard):
             keyboard = stack.enter_context(open("/dev/tty", encoding="utf-8"))
-        if options.think and not llm.supports_thinking:
-            screen.warn(f"{llm.model_name} has no thinking mode; --think changes nothing")
-        session = Session(
-            llm, options.system, think=options.think is not False, overrides=options.sampling
-        )
+        session = open_session(options, screen, llm, tools)
+        if session.file is None and options.is_saved:
+            session.file = SessionFile(new_name())
         shell = Shell(
             session,
             screen,
@@ -38,10 +68,16 @@ def converse(options: ChatOptions, screen: Screen, text: str, *, asks_now: bool)
             show_stats=options.show_stats or (screen.err_is_terminal and not screen.is_quiet),
             markdown=options.use_markdown(screen),
             is_streaming=options.is_streaming,
+            allowed_tools=set(options.allowed_tools),
+            open_model=switch.open,
         )
         if not screen.is_quiet:
             window = short_count(llm.max_model_len)
             shell.say(f"nvcli {__version__} · {llm.model_name} · {window} context · /help")
+            if session.turns:
+                last = first_line(session.turns[-1].user)
+                name = session.file.name if session.file is not None else "the last conversation"
+                shell.say(f"{name}, {len(session.turns)} turns, the last: {last}")
         terminal.converse(
             shell,
             keyboard,

@@ -1,21 +1,35 @@
-"""One prompt, one answer: text or JSON on standard output, everything else on standard error."""
+"""One prompt, one answer: text, JSON, events or a code block on standard output, everything else on
+standard error.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
+from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.cli import chat as chat_command
-from nvcli.cli.console import dump_json, timings_json, usage_json
+from nvcli.cli.console import dump_json, is_terminal, print_text, timings_json, usage_json
+from nvcli.cli.sessions import open_session
+from nvcli.cli.toolbox import open_tools
 from nvcli.errors import InterruptedRunError, NvcliError, RequestError
+from nvcli.repl.command_turns import code_blocks
+from nvcli.repl.numbers import statistics_line
 from nvcli.repl.render import AnswerRenderer
-from nvcli.repl.session import statistics_line
+from nvcli.repl.screen import visible
+from nvcli.repl.store import call_json
+from nvcli.repl.tool_calls import MAX_ROUNDS, run_calls
 from nvcli.types import FinishReason, Message, RequestOutput, fold_outputs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from nvcli.cli.chat import ChatOptions
+    from nvcli.repl.model import ChatModel
     from nvcli.repl.screen import Screen
-    from nvcli.repl.session import ChatModel
+    from nvcli.repl.session import Session
 
 
 def answer_once(options: ChatOptions, screen: Screen, text: str) -> None:
@@ -24,37 +38,20 @@ def answer_once(options: ChatOptions, screen: Screen, text: str) -> None:
     Raises `InterruptedRunError` on Ctrl-C, after the partial answer is out, and `RequestError` when
     the request failed or, under --fail-on-length, was cut.
     """
-    llm = chat_command.open_model(options.config, screen)
-    with contextlib.closing(llm):
-        if options.think and not llm.supports_thinking:
-            screen.warn(f"{llm.model_name} has no thinking mode; --think changes nothing")
-        thinking = options.think is not False
-        params = llm.sampling(enable_thinking=thinking, **options.sampling)
-        if options.is_raw:
-            deltas = llm.stream(text, params, raw=True)
-        else:
-            messages = [Message("system", options.system)] if options.system else []
-            messages.append(Message("user", text))
-            deltas = llm.stream(messages, params, enable_thinking=thinking)
+    with contextlib.ExitStack() as stack:
+        tools = open_tools(options, screen, stack)
+        llm = chat_command.connect(options, screen)
+        stack.enter_context(contextlib.closing(llm))
+        session = open_session(options, screen, llm, tools)
         printer = Printer(options, screen, llm)
-        try:
-            for delta in deltas:
-                printer.feed(delta)
-        except KeyboardInterrupt:
-            printer.finish(is_interrupted=True)
-            raise InterruptedRunError("interrupted") from None
-        except NvcliError:
-            printer.finish(is_interrupted=True, is_failed=True)
-            raise
-        except SystemExit:  # SIGTERM
-            printer.finish(is_interrupted=True)
-            raise
-        finally:
-            close = getattr(deltas, "close", None)
-            if close is not None:
-                close()
-        printer.finish()
-    output = printer.output
+        if options.is_raw:
+            params = llm.sampling(enable_thinking=session.think, **options.sampling)
+            _print_all(llm.stream(text, params, raw=True), printer)
+        else:
+            _answer(options, screen, session, text, printer)
+        output = printer.output
+        if options.stats_json is not None:
+            _write_statistics(options, llm, output)
     if output.finish_reason is FinishReason.ERROR:
         raise RequestError(output.error or "the request failed")
     if options.fail_on_length and output.finish_reason is FinishReason.LENGTH:
@@ -62,6 +59,66 @@ def answer_once(options: ChatOptions, screen: Screen, text: str) -> None:
             f"the answer was cut after {output.usage.completion_tokens} tokens",
             hint="Raise --max-tokens or --max-model-len.",
         )
+    if options.extract is not None:
+        _print_code(output.text, options.extract, screen)
+
+
+def _answer(
+    options: ChatOptions, screen: Screen, session: Session, text: str, printer: Printer
+) -> None:
+    """The turn, with the tools it calls."""
+    allowed = set(options.allowed_tools)
+    can_ask = is_terminal(sys.stdin) and screen.err_is_terminal
+    deltas = session.turn(text)
+    for round_number in range(MAX_ROUNDS + 1):
+        calls_before = printer.num_calls
+        _print_all(deltas, printer, is_last=lambda: not session.pending_calls())
+        calls = session.pending_calls()
+        if not calls or session.tools is None:
+            break
+        if round_number == MAX_ROUNDS:
+            raise RequestError(f"the model called tools {MAX_ROUNDS} times and gave no answer")
+        assert printer.num_calls > calls_before, "each round reports its calls"
+        ask = (lambda question: _ask(screen, question)) if can_ask else None
+        results = run_calls(calls, session.tools, screen, allowed, ask)
+        for call, result in zip(calls, results, strict=True):
+            printer.event("tool_result", id=call.id, name=call.name, text=result)
+        session.answer_calls(results)
+        deltas = session.resume()
+    try:
+        session.save()
+    except OSError as exc:
+        screen.warn(f"the conversation is not saved: {exc.strerror or exc}")
+
+
+def _ask(screen: Screen, question: str) -> str:
+    screen.write_err(question)
+    return sys.stdin.readline().strip()
+
+
+def _print_all(
+    deltas: Iterator[RequestOutput], printer: Printer, is_last: Any = lambda: True
+) -> None:
+    try:
+        for delta in deltas:
+            printer.feed(delta)
+    except KeyboardInterrupt:
+        printer.finish(is_interrupted=True)
+        raise InterruptedRunError("interrupted") from None
+    except NvcliError:
+        printer.finish(is_interrupted=True, is_failed=True)
+        raise
+    except SystemExit:  # SIGTERM
+        printer.finish(is_interrupted=True)
+        raise
+    finally:
+        close = getattr(deltas, "close", None)
+        if close is not None:
+            close()
+    if is_last():
+        printer.finish()
+    else:
+        printer.end_round()
 
 
 class Printer:
@@ -72,28 +129,63 @@ class Printer:
         self._screen = screen
         self._llm = llm
         self._deltas: list[RequestOutput] = []
-        self._renderer = AnswerRenderer(
-            screen,
-            thinking=options.thinking_view(screen),
-            markdown=options.use_markdown(screen) and not options.as_json,
+        self.num_calls = 0
+        self._renderer = self._new_renderer()
+
+    def _new_renderer(self) -> AnswerRenderer:
+        options = self._options
+        is_shown = not options.is_machine_read and options.extract is None
+        return AnswerRenderer(
+            self._screen,
+            thinking=options.thinking_view(self._screen),
+            markdown=is_shown and options.use_markdown(self._screen),
         )
+
+    @property
+    def _is_streaming(self) -> bool:
+        options = self._options
+        return options.is_streaming and not options.is_machine_read and options.extract is None
 
     @property
     def output(self) -> RequestOutput:
         return fold_outputs(self._deltas) if self._deltas else RequestOutput(request_id="none")
 
+    def event(self, kind: str, **values: Any) -> None:
+        if self._options.as_events:
+            self._screen.write(dump_json({"type": kind, **values}) + "\n")
+
     def feed(self, delta: RequestOutput) -> None:
         self._deltas.append(delta)
-        if self._options.is_streaming and not self._options.as_json:
+        if self._is_streaming:
             self._renderer.feed(delta)
+        if delta.reasoning:
+            self.event("thinking", text=delta.reasoning)
+        if delta.text:
+            self.event("text", text=delta.text)
+
+    def _report_calls(self, output: RequestOutput) -> None:
+        for call in output.tool_calls:
+            self.num_calls += 1
+            self.event("tool_call", id=call.id, name=call.name, arguments=call.arguments)
+
+    def end_round(self) -> None:
+        """The model waits for tool results; another answer follows."""
+        self._report_calls(self.output)
+        if self._is_streaming:
+            self._renderer.finish()
+            self._renderer = self._new_renderer()
+        self._deltas.clear()
 
     def finish(self, *, is_interrupted: bool = False, is_failed: bool = False) -> None:
-        output = self.output
-        if self._options.as_json:
-            if not is_failed and output.finish_reason is not FinishReason.ERROR:
-                self._screen.write(dump_json(answer_json(self._llm.model_name, output)) + "\n")
-        else:
-            if not self._options.is_streaming:
+        options, output = self._options, self.output
+        self._report_calls(output)
+        is_error = is_failed or output.finish_reason is FinishReason.ERROR
+        if options.as_json and not is_error:
+            self._screen.write(dump_json(answer_json(self._llm.model_name, output)) + "\n")
+        elif options.as_events:
+            self._finish_events(output, is_error=is_error)
+        elif not options.is_machine_read and options.extract is None:
+            if not options.is_streaming:
                 self._renderer.feed(output)
             self._renderer.finish()
         if is_interrupted or output.finish_reason is FinishReason.ERROR:
@@ -102,10 +194,18 @@ class Printer:
             self._screen.warn("the answer is empty: the token limit came while the model thought")
         for call in output.tool_calls:
             self._screen.warn(f"the model asks for a tool: {call.name}({call.arguments})")
+        if options.schema is not None and output.finish_reason is FinishReason.LENGTH:
+            self._screen.warn("the answer was cut by the token limit, so its JSON is incomplete")
         shown = self._screen.err_is_terminal and not self._screen.is_quiet
-        if self._options.show_stats or shown:
+        if options.show_stats or shown:
             line = statistics_line(output, self._llm.max_model_len)
             self._screen.write_err(f"{line}\n", dim=True)
+
+    def _finish_events(self, output: RequestOutput, *, is_error: bool) -> None:
+        done = answer_json(self._llm.model_name, output)
+        for key in ("text", "thinking", "tool_calls"):
+            del done[key]
+        self.event("done", **{**done, "finish_reason": "error"} if is_error else done)
 
 
 def answer_json(model: str, output: RequestOutput) -> dict[str, Any]:
@@ -114,15 +214,56 @@ def answer_json(model: str, output: RequestOutput) -> dict[str, Any]:
         "model": model,
         "text": output.text,
         "thinking": output.reasoning,
-        "tool_calls": [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in output.tool_calls
-        ],
+        "tool_calls": [call_json(call) for call in output.tool_calls],
         "finish_reason": str(output.finish_reason or FinishReason.ABORT),
         "usage": usage_json(output.usage),
         "timings": timings_json(output.times, output.usage.completion_tokens),
     }
+
+
+def _print_code(text: str, number: int, screen: Screen) -> None:
+    """The N-th code block, and nothing else, on standard output."""
+    blocks = code_blocks(text)
+    if number > len(blocks):
+        have = "no code block" if not blocks else f"only {len(blocks)} code blocks"
+        raise RequestError(f"the answer has {have}", hint="Without -x it is printed whole.")
+    screen.write(visible(blocks[number - 1]) + "\n")
+
+
+def _write_statistics(options: ChatOptions, llm: ChatModel, output: RequestOutput) -> None:
+    stats = llm.stats()
+    is_plain = is_dataclass(stats) and not isinstance(stats, type)
+    value = {
+        "command": "chat",
+        "model": llm.model_name,
+        "usage": usage_json(output.usage),
+        "timings": timings_json(output.times, output.usage.completion_tokens),
+        "engine": asdict(stats) if is_plain else None,
+    }
+    assert options.stats_json is not None, "the flag was given"
+    try:
+        options.stats_json.write_text(json.dumps(value) + "\n", encoding="utf-8")
+    except OSError as exc:
+        raise NvcliError(f"cannot write {options.stats_json}: {exc.strerror or exc}") from exc
+
+
+def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
+    """`--dry-run`: the exact prompt, from the tokenizer alone."""
+    from nvcli.models.resolve import resolve_model
+    from nvcli.text import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(resolve_model(options.config.model))
+    if options.is_raw:
+        prompt, token_ids = text, tokenizer.encode(text)
+    else:
+        thinking = options.think is not False
+        messages = [Message("system", options.system)] if options.system else []
+        messages.append(Message("user", text))
+        prompt = tokenizer.render(messages, enable_thinking=thinking)
+        token_ids = tokenizer.encode_chat(messages, enable_thinking=thinking)
+    if options.is_machine_read:
+        found = {"model": options.config.model, "prompt": prompt, "prompt_tokens": len(token_ids)}
+        print_text(dump_json(found))
+        return
+    print_text(visible(prompt).removesuffix("\n"))
+    screen.write_err(f"{len(token_ids)} tokens\n", dim=True)

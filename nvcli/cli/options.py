@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MODEL = "Model"
 SAMPLING = "Sampling"
 INPUT = "Input"
+TOOLS = "Tools"
+SESSION = "Conversation"
 OUTPUT = "Output"
 GLOBAL = "General"
 ARGUMENTS = "Arguments"
@@ -31,6 +33,11 @@ ARGUMENTS = "Arguments"
 class StdinPosition(StrEnum):
     BEFORE = "before"
     AFTER = "after"
+
+
+class AnswerFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 class ThinkingChoice(StrEnum):
@@ -437,6 +444,113 @@ NoHistoryOpt = Annotated[
         "--no-history",
         group=OUTPUT,
         envvar="NVCLI_NO_HISTORY",
-        help="Keep no history of what is typed in a conversation.",
+        help="Keep no history of what is typed, and save no conversation.",
+    ),
+]
+
+# --- chat: structure, tools, sessions ------------------------------------------------------------
+
+SchemaOpt = Annotated[
+    str | None,
+    _option(
+        "--schema", metavar="FILE|JSON", group=SAMPLING, help="The answer is JSON of this schema."
+    ),
+]
+FormatOpt = Annotated[
+    AnswerFormat,
+    _option(
+        "--format",
+        parser=_choice(AnswerFormat),
+        metavar="text|json",
+        group=SAMPLING,
+        help="json: the answer is a JSON object.",
+    ),
+]
+ToolsOpt = Annotated[
+    list[Path] | None,
+    _option(
+        "--tools",
+        metavar="FILE",
+        group=TOOLS,
+        help="Python file whose functions the model may call; may be given again.",
+    ),
+]
+McpOpt = Annotated[
+    Path | None,
+    _option(
+        "--mcp",
+        metavar="FILE",
+        group=TOOLS,
+        help="MCP servers whose tools the model may call: the usual mcpServers JSON.",
+    ),
+]
+AllowToolOpt = Annotated[
+    list[str] | None,
+    _option(
+        "--allow-tool",
+        metavar="NAME",
+        group=TOOLS,
+        help="Run this tool without asking; may be given again, * is all of them.",
+    ),
+]
+ContinueOpt = Annotated[
+    bool, _option("-c", "--continue", group=SESSION, help="Go on with the last conversation.")
+]
+SessionOpt = Annotated[
+    str | None,
+    _option(
+        "--session",
+        metavar="NAME",
+        group=SESSION,
+        help="Go on with this conversation, or begin it; it is saved under this name.",
+    ),
+]
+NoSaveOpt = Annotated[
+    bool, _option("--no-save", group=SESSION, help="Do not save the conversation.")
+]
+ExtractOpt = Annotated[
+    int | None,
+    _option(
+        "-x",
+        "--extract",
+        parser=_INT,
+        metavar="[N]",
+        group=OUTPUT,
+        help="Print only the first, or the N-th, code block of the answer.",
+    ),
+]
+StreamJsonOpt = Annotated[
+    bool,
+    _option(
+        "--stream-json",
+        group=OUTPUT,
+        help="A JSON object a line as it comes: thinking, text, tool_call, tool_result, done.",
+    ),
+]
+StatsJsonOpt = Annotated[
+    Path | None,
+    _option(
+        "--stats-json",
+        metavar="FILE",
+        group=OUTPUT,
+        help="Write statistics: command, model, usage, timings, engine.",
+    ),
+]
+DryRunOpt = Annotated[
+    bool,
+    _option(
+        "--dry-run",
+        group=OUTPUT,
+        help="Print the prompt that the model would read, and its tokens to stderr.",
+    ),
+]
+AttachOpt = Annotated[
+    str | None,
+    _option(
+        "--attach",
+        metavar="auto|never|URL|uds",
+        group=MODEL,
+        envvar="NVCLI_ATTACH",
+        help="Use a running nvcli serve: at this URL or socket; auto: your own, if one runs.",
     ),
 ]

@@ -6,30 +6,19 @@ bad bytes into surrogates under the C locale). Text that had to be repaired is r
 
 from __future__ import annotations
 
-import re
 import select
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from nvcli.errors import UsageError
+from nvcli.repl.files import decode, fence, read_file
 from nvcli.repl.screen import repair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PATIENCE_S = 2.0
-
-
-def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
-    """UTF-8 without a byte-order mark; bytes that are none become U+FFFD, with a warning."""
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        text = data.decode("utf-8", "replace")
-        warn(f"{name} is not UTF-8 from byte {exc.start}; bad bytes were replaced")
-        return text
 
 
 def repair_argument(text: str, name: str, warn: Callable[[str], None]) -> str:
@@ -63,26 +52,11 @@ def _is_ready(stream: TextIO) -> bool:
         return True
 
 
-def read_file(path: Path, warn: Callable[[str], None]) -> str:
-    """Raises `UsageError` for what cannot be read."""
-    try:
-        return decode(path.read_bytes(), str(path), warn)
-    except OSError as exc:
-        raise UsageError(f"cannot read {path}: {exc.strerror or exc}", param="file") from exc
-
-
 def text_or_file(value: str, warn: Callable[[str], None]) -> str:
     """`TEXT`, or the contents of FILE for `@FILE`."""
     if value.startswith("@"):
         return read_file(Path(value[1:]), warn).rstrip("\n")
     return repair_argument(value, "the system prompt", warn)
-
-
-def fence(name: str, text: str) -> str:
-    """`text` as a code block titled `name`, with a fence longer than any inside."""
-    ticks = max((len(run) for run in re.findall(r"`{3,}", text)), default=2) + 1
-    title = " ".join(repair(name).split()).replace("`", "'")
-    return f"{'`' * ticks}{title}\n{text.rstrip(chr(10))}\n{'`' * ticks}"
 
 
 def read_files(paths: Sequence[Path], warn: Callable[[str], None]) -> list[str]:

@@ -8,48 +8,38 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
-from nvcli.repl.render import ThinkingView
-from nvcli.repl.screen import Screen, visible
-from nvcli.repl.session import (
-    SETTINGS,
-    Session,
-    context_meter,
-    parse_setting,
-    spaced,
-    startup_lines,
-    statistics_line,
-)
+from nvcli.repl import command_files as files
+from nvcli.repl import command_turns as turns
+from nvcli.repl import command_view as view
+from nvcli.repl.files import path_completions
+from nvcli.repl.settings import SETTINGS
+from nvcli.repl.shell import Shell, no_arguments
+from nvcli.repl.store import session_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from nvcli.types import RequestOutput
+__all__ = [
+    "COMMANDS",
+    "Command",
+    "Shell",
+    "completions",
+    "find_command",
+    "interpret",
+    "run_command",
+]
 
 _COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
 _ESCAPED = re.compile(r"//[A-Za-z]+(?:\s.*)?", re.DOTALL)
-
-
-@dataclass
-class Shell:
-    """What a command can act on: the conversation, how it is shown, and a way to ask."""
-
-    session: Session
-    screen: Screen
-    thinking: ThinkingView = ThinkingView.FULL
-    show_stats: bool = True
-    markdown: bool = True
-    is_streaming: bool = True
-    is_over: bool = False
-    pending: list[Iterator[RequestOutput]] = field(default_factory=list)
-    """A turn that a command wants to run; the loop shows it like any other."""
-
-    def say(self, text: str) -> None:
-        self.screen.write(visible(text) + "\n")
+KEYS_HELP = """
+Enter sends; Alt+Enter or Ctrl+J starts a new line; \"\"\" opens and closes a block.
+Ctrl+C stops the answer, Ctrl+T lets it answer without more thinking, Ctrl+O folds the thinking.
+Ctrl+G opens the editor, Ctrl+R searches the history, Ctrl+L clears the screen, Ctrl+D leaves.
+@path puts a file before the message. A leading space sends a text that starts with /."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +52,7 @@ class Command:
     run: Callable[[Shell, str], None]
     aliases: tuple[str, ...] = ()
     words: Sequence[str] = ()  # what Tab offers after the name
+    values: Callable[[str], Sequence[str]] | None = None  # the same, looked up
 
 
 def interpret(text: str) -> tuple[str, str] | str:
@@ -92,28 +83,20 @@ def find_command(name: str) -> Command:
 def completions(line: str) -> list[str]:
     """What the last word of `line` can become."""
     head, _, last = line.rpartition(" ")
+    if last.startswith("@") and not line.startswith("/"):
+        return [f"@{path}" for path in path_completions(last[1:])]
+    if not line.startswith("/"):
+        return []
     if not head:
-        names = [f"/{c.name}{' ' if c.words else ''}" for c in COMMANDS]
+        names = [f"/{c.name}{' ' if c.words or c.values else ''}" for c in COMMANDS]
         return [name for name in names if name.startswith(last)]
     try:
         command = find_command(head.split()[0].removeprefix("/"))
     except UsageError:
         return []
+    if command.values is not None and (head.count(" ") < 1 or command.name == "file"):
+        return [value for value in command.values(last) if value.startswith(last)]
     return [word for word in command.words if word.startswith(last)] if head.count(" ") < 1 else []
-
-
-def _choose(arguments: str, choices: Sequence[str], name: str) -> str:
-    if arguments not in choices:
-        raise UsageError(f"/{name} takes {', '.join(choices)}, got {arguments!r}")
-    return arguments
-
-
-def _no_arguments(arguments: str, name: str) -> None:
-    if arguments:
-        raise UsageError(f"/{name} takes no arguments, got {arguments!r}")
-
-
-# --- the handlers --------------------------------------------------------------------------------
 
 
 def _help(shell: Shell, arguments: str) -> None:
@@ -126,194 +109,68 @@ def _help(shell: Shell, arguments: str) -> None:
     rows = [(f"/{c.name} {c.arguments}".rstrip(), c.help) for c in COMMANDS]
     width = max(len(left) for left, _ in rows)
     shell.say("\n".join(f"{left:<{width}}  {right}" for left, right in rows))
-    shell.say(
-        '\nEnter sends; Alt+Enter or Ctrl+J starts a new line; """ opens and closes a block.\n'
-        "Ctrl+C stops the answer, Ctrl+D leaves. A leading space sends a text that starts with /."
-    )
+    shell.say(KEYS_HELP)
 
 
 def _exit(shell: Shell, arguments: str) -> None:
-    _no_arguments(arguments, "exit")
+    no_arguments(arguments, "exit")
     shell.is_over = True
 
 
-def _clear(shell: Shell, arguments: str) -> None:
-    _no_arguments(arguments, "clear")
-    shell.session.clear()
-    shell.say("The conversation is empty.")
+def _names(start: str) -> list[str]:
+    return session_names()
 
 
-def _undo(shell: Shell, arguments: str) -> None:
-    if arguments and not arguments.isdecimal():
-        raise UsageError(f"/undo takes a number of turns, got {arguments!r}")
-    for turn in reversed(shell.session.undo(int(arguments or 1))):
-        shell.say(f"Took back: {_first_line(turn.user)}")
+def _models(start: str) -> list[str]:
+    from nvcli.models.store import stored_models
 
-
-def _retry(shell: Shell, arguments: str) -> None:
-    overrides = {}
-    for pair in arguments.split():
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"/retry takes settings like temperature=0.2, got {pair!r}")
-        name, parsed = parse_setting(key, value)
-        overrides[name] = parsed
-    if not shell.session.turns:
-        raise UsageError("there is nothing to retry")
-    shell.pending.append(shell.session.retry(**overrides))
-
-
-def _system(shell: Shell, arguments: str) -> None:
-    if arguments == "none":
-        shell.session.system = None
-    elif arguments.startswith("@"):
-        path = Path(arguments[1:]).expanduser()
-        try:
-            shell.session.system = path.read_text("utf-8", "replace").strip("\n") or None
-        except OSError as exc:
-            raise UsageError(f"cannot read {path}: {exc.strerror or exc}") from exc
-    elif arguments:
-        shell.session.system = arguments
-    shell.say(shell.session.system or "There is no system prompt.")
-
-
-def _set(shell: Shell, arguments: str) -> None:
-    key, _, value = arguments.partition(" ")
-    if not value.strip():
-        raise UsageError("/set takes a setting and its value", hint="/show lists them.")
-    shell.session.set(key, value.strip())
-    _show_settings(shell)
-
-
-def _show(shell: Shell, arguments: str) -> None:
-    what = _choose(arguments or "settings", tuple(_VIEWS), "show")
-    _VIEWS[what](shell)
-
-
-def _show_settings(shell: Shell) -> None:
-    session = shell.session
-    params = session.sampling()
-    rows = []
-    for key in SETTINGS:
-        name, _ = parse_setting(key, "default")
-        value = getattr(params, name)
-        text = " ".join(map(repr, value)) if isinstance(value, tuple) else value
-        text = "default" if value in (None, ()) else text
-        rows.append((key, f"{text}{' (set)' if name in session.overrides else ''}"))
-    rows.append(("think", _thinking_state(shell)))
-    rows.append(("thinking", "show" if shell.thinking is ThinkingView.FULL else shell.thinking))
-    rows.append(("stats", "on" if shell.show_stats else "off"))
-    rows.append(("system", _first_line(session.system or "none")))
-    width = max(len(key) for key, _ in rows)
-    shell.say("\n".join(f"{key:<{width}}  {value}" for key, value in rows))
-
-
-def _show_prompt(shell: Shell) -> None:
-    shell.say(shell.session.prompt_text() if shell.session.messages() else "Nothing was said yet.")
-
-
-def _show_model(shell: Shell) -> None:
-    llm = shell.session.llm
-    lines = [f"{llm.model_name}: up to {spaced(llm.max_model_len)} tokens"]
-    shell.say("\n".join([*lines, *startup_lines(llm.startup)]))
-
-
-def _show_messages(shell: Shell) -> None:
-    session = shell.session
-    parts = [f"[system]\n{session.system}"] if session.system else []
-    for turn in session.turns:
-        parts.append(f"[user]\n{turn.user}")
-        mark = ", interrupted" if turn.is_interrupted else ""
-        mark += "" if turn.is_answered else ", not sent again"
-        parts.append(f"[assistant{mark}]\n{turn.output.text if turn.output else ''}".rstrip())
-    shell.say("\n\n".join(parts) or "Nothing was said yet.")
-
-
-_VIEWS: dict[str, Callable[[Shell], None]] = {
-    "settings": _show_settings,
-    "prompt": _show_prompt,
-    "model": _show_model,
-    "messages": _show_messages,
-}
-
-
-def _thinking_state(shell: Shell) -> str:
-    if not shell.session.llm.supports_thinking:
-        return "this model has no thinking mode"
-    budget = shell.session.overrides.get("thinking_budget")
-    state = "on" if shell.session.think else "off"
-    return f"{state}, budget {budget} tokens" if budget is not None else state
-
-
-def _think(shell: Shell, arguments: str) -> None:
-    word, _, number = arguments.partition(" ")
-    if word == "budget":
-        shell.session.set("think_budget", number.strip() or "default")
-    elif arguments:
-        shell.session.think = _choose(arguments, ("on", "off", "budget N"), "think") == "on"
-    shell.say(f"think: {_thinking_state(shell)}")
-
-
-def _thinking(shell: Shell, arguments: str) -> None:
-    views = {"show": ThinkingView.FULL, "fold": ThinkingView.FOLD, "hide": ThinkingView.HIDE}
-    if arguments == "last":
-        turns = shell.session.turns
-        output = turns[-1].output if turns else None
-        shell.say((output and output.reasoning) or "There was no thinking.")
-        return
-    if arguments:
-        shell.thinking = views[_choose(arguments, (*views, "last"), "thinking")]
-    shell.say("thinking: " + next(n for n, view in views.items() if view is shell.thinking))
-
-
-def _stats(shell: Shell, arguments: str) -> None:
-    word = _choose(arguments or "last", ("on", "off", "last"), "stats")
-    if word == "last":
-        turn = shell.session.turns[-1] if shell.session.turns else None
-        if turn is None or turn.output is None:
-            raise UsageError("there is no answer yet")
-        limit = shell.session.llm.max_model_len
-        shell.say(statistics_line(turn.output, limit, is_interrupted=turn.is_interrupted))
-        return
-    shell.show_stats = word == "on"
-    shell.say(f"stats: {word}")
-
-
-def _context(shell: Shell, arguments: str) -> None:
-    _no_arguments(arguments, "context")
-    use = shell.session.context()
-    filled = round(30 * min(use.used / max(use.limit, 1), 1))
-    shell.say(
-        f"[{'#' * filled}{'.' * (30 - filled)}] {context_meter(use.used, use.limit)}\n"
-        f"used          {spaced(use.used)} of {spaced(use.limit)} tokens\n"
-        f"KV cache      {spaced(use.cached_blocks)} of {spaced(use.num_blocks)} blocks hold"
-        f" reusable text ({use.block_size} tokens each)\n"
-        f"last prompt   {spaced(use.cached_tokens)} tokens came from the cache"
-    )
-
-
-def _first_line(text: str) -> str:
-    line = text.strip().split("\n")[0]
-    return line if line == text.strip() and len(line) <= 60 else f"{line[:60]}…"
+    return [model.name for model in stored_models()] + path_completions(start)
 
 
 COMMANDS: tuple[Command, ...] = (
     Command("help", "[COMMAND]", "this list, or one command", _help),
     Command("exit", "", "leave", _exit, aliases=("quit", "bye")),
-    Command("clear", "", "forget the conversation", _clear, aliases=("new",)),
-    Command("undo", "[N]", "take back the last turn, or the last N", _undo),
-    Command("retry", "[KEY=VALUE…]", "ask the last question again", _retry,
+    Command("clear", "", "forget the conversation", turns.clear, aliases=("new",)),
+    Command("undo", "[N]", "take back the last turn, or the last N", turns.undo),
+    Command("retry", "[KEY=VALUE…]", "ask the last question again", turns.retry,
             words=tuple(f"{key}=" for key in SETTINGS)),
-    Command("system", "[TEXT|@FILE|none]", "show or change the system prompt", _system),
-    Command("set", "KEY VALUE", "change a setting; the value default resets it", _set,
-            words=tuple(SETTINGS)),
-    Command("show", "[settings|prompt|model|messages]", "show it; prompt is the exact text", _show,
-            words=tuple(_VIEWS)),
-    Command("think", "[on|off|budget N]", "let the model think before it answers", _think,
+    Command("edit", "[N]", "change the last message, or the N-th last, in $EDITOR", turns.edit),
+    Command("continue", "", "go on with an answer that was cut", turns.go_on),
+    Command("system", "[TEXT|@FILE|none]", "show or change the system prompt", turns.system),
+    Command("set", "KEY VALUE", "change a setting", view.set_value, words=tuple(SETTINGS)),
+    Command("unset", "KEY…", "back to the default", view.unset, words=tuple(SETTINGS)),
+    Command("show", "[settings|prompt|model|messages]", "show it; prompt is the exact text",
+            view.show, words=tuple(view.VIEWS)),
+    Command("think", "[on|off|budget N]", "let the model think before it answers", view.think,
             words=("on", "off", "budget")),
     Command("thinking", "[show|fold|hide|last]", "how thinking is shown; last: the last one",
-            _thinking, words=("show", "fold", "hide", "last")),
-    Command("stats", "[on|off|last]", "the line after each answer", _stats,
+            view.thinking, words=("show", "fold", "hide", "last")),
+    Command("file", "PATH…", "put files before the next message", turns.attach_file,
+            values=path_completions),
+    Command("save", "[NAME]", "name this conversation; it is saved after each turn", files.save,
+            values=_names),
+    Command("load", "NAME", "open a saved conversation", files.load, values=_names),
+    Command("sessions", "", "the saved conversations", files.sessions),
+    Command("fork", "NAME", "go on in a copy, the prefix is not computed again", files.fork),
+    Command("export", "FILE", "write it as .md, .txt, .json or .jsonl", files.export,
+            values=path_completions),
+    Command("copy", "[code N]", "the last answer, or one of its code blocks, to the clipboard",
+            turns.copy, words=("code",)),
+    Command("last", "", "the last answer again, unrendered", turns.last),
+    Command("probs", "[N]", "how likely each token of the answer was, and what else", turns.probs),
+    Command("branch", "N [K]", "go on from token N with its K-th alternative", turns.branch),
+    Command("json", "[on|off]", "answers are JSON objects", view.json_mode, words=view.ON_OFF),
+    Command("schema", "[FILE|JSON|off]", "answers are JSON of this schema", view.schema,
+            values=path_completions),
+    Command("tools", "[allow|ask NAME]", "the tools, and which run unasked", view.tools,
+            words=("allow", "ask")),
+    Command("model", "[NAME]", "another model, the conversation stays", view.model, values=_models),
+    Command("markdown", "[on|off]", "render Markdown", view.markdown, words=view.ON_OFF),
+    Command("multiline", "[on|off]", "Enter starts a line, Alt+Enter sends", view.multiline,
+            words=view.ON_OFF),
+    Command("history", "[clear|on|off]", "the lines you typed", view.history,
+            words=("clear", "on", "off")),
+    Command("stats", "[on|off|last]", "the line after each answer", view.stats,
             words=("on", "off", "last")),
-    Command("context", "", "how full the context and the KV cache are", _context),
+    Command("context", "", "how full the context and the KV cache are", view.context),
 )  # fmt: skip

@@ -30,10 +30,23 @@ def open_history(expand: Callable[[str], str], warn: Callable[[str], None]) -> H
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class PrivateHistory(FileHistory):
+        is_on = True
+
         def append_string(self, string: str) -> None:
             text = repair(expand(string))
-            if len(text) <= MAX_ENTRY:
+            if self.is_on and len(text) <= MAX_ENTRY:
                 super().append_string(text)
+
+        def recent(self, count: int) -> list[str]:
+            """The last lines, the newest last."""
+            return self.get_strings()[-count:]
+
+        def clear(self) -> None:
+            self._loaded_strings.clear()
+            try:
+                os.truncate(path, 0)
+            except OSError as exc:
+                warn(f"the history cannot be emptied: {exc.strerror or exc}")
 
         def store_string(self, string: str) -> None:
             try:

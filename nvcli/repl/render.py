@@ -164,6 +164,16 @@ class ThinkingPane:
                 self._last_redraw = now
                 self._screen.write_err(f"\r\x1b[K{self._line('thinking')}", dim=True)
 
+    def change(self, view: ThinkingView) -> None:
+        """Folded: what was printed stays, the rest is counted. Shown: from here on."""
+        if self._is_open and view is not self._view:
+            if self._view is ThinkingView.FULL and self._has_text:
+                self._screen.write_err("\n")
+            elif self._view is ThinkingView.FOLD and self._screen.can_redraw_err:
+                self._screen.write_err("\r\x1b[K")
+            self._has_text, self._held = False, ""
+        self._view = view
+
     def close(self) -> None:
         """The reasoning is over; called again, it does nothing."""
         if not self._is_open:
@@ -207,6 +217,10 @@ class AnswerRenderer:
     ) -> None:
         self._thinking = ThinkingPane(screen, thinking, clock)
         self._body = MarkdownAnswer(screen, clock) if markdown else PlainAnswer(screen)
+
+    def show_thinking(self, view: ThinkingView) -> None:
+        """Change it in the middle of an answer."""
+        self._thinking.change(view)
 
     def feed(self, delta: RequestOutput) -> None:
         if delta.reasoning:

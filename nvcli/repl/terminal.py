@@ -1,181 +1,35 @@
-"""The conversation at the terminal: a prompt_toolkit line, an answer, a status line, and again.
+"""The conversation at the terminal: an input line, an answer, a status line, and again.
 
-Only this module knows keys. A line is read by `Prompt`; `converse` decides whether it is a command
-or a message and shows the answer. While an answer runs, Ctrl+C stops it and typed keys are kept for
-the next prompt.
+`converse` decides whether a line is a command or a message and shows the answer. While an answer
+runs, Ctrl+C stops it, Ctrl+T ends its thinking, Ctrl+O folds it, and other keys are kept for the
+next prompt.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import Completer, Completion
-from prompt_toolkit.formatted_text import FormattedText
-from prompt_toolkit.history import InMemoryHistory
-from prompt_toolkit.input import create_input
-from prompt_toolkit.input.typeahead import get_typeahead
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.keys import Keys
-from prompt_toolkit.output import ColorDepth
-from prompt_toolkit.shortcuts import CompleteStyle
-
-from nvcli.errors import NvcliError, TerminatedRunError
-from nvcli.repl.commands import Shell, completions, interpret, run_command
-from nvcli.repl.history import open_history
-from nvcli.repl.render import AnswerRenderer
-from nvcli.repl.screen import Screen, visible
-from nvcli.repl.session import statistics_line
-from nvcli.repl.typeahead import TypeAhead, typed_text
+from nvcli.errors import ContextLengthError, NvcliError
+from nvcli.repl.command_turns import attach
+from nvcli.repl.commands import interpret, run_command
+from nvcli.repl.editor import edit_text
+from nvcli.repl.files import expand_mentions
+from nvcli.repl.numbers import context_meter, statistics_line
+from nvcli.repl.prompt import Prompt
+from nvcli.repl.render import AnswerRenderer, ThinkingView
+from nvcli.repl.screen import visible
+from nvcli.repl.tool_calls import MAX_ROUNDS, run_calls
+from nvcli.repl.typeahead import TypeAhead
 from nvcli.types import FinishReason, RequestOutput, fold_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import FrameType
+    from collections.abc import Iterator
 
-    from prompt_toolkit.document import Document
+    from nvcli.repl.shell import Shell
 
-FOLD_LINES = 20
-FOLD_CHARACTERS = 4096
-BLOCK = '"""'
-
-
-class Prompt:
-    """Reads one message or command; folded pastes come back in full."""
-
-    def __init__(self, screen: Screen, keyboard: TextIO, *, keep_history: bool) -> None:
-        self._screen = screen
-        self._pastes: dict[str, str] = {}
-        self._input = create_input(keyboard)
-        history = open_history(self.expand, screen.warn) if keep_history else InMemoryHistory()
-        self._session: PromptSession[str] = PromptSession(
-            message=FormattedText([("bold", ">>> ")]),
-            prompt_continuation=FormattedText([("", "... ")]),
-            multiline=True,
-            history=history,
-            completer=_CommandCompleter(),
-            complete_while_typing=False,
-            complete_style=CompleteStyle.READLINE_LIKE,
-            reserve_space_for_menu=0,
-            enable_suspend=True,
-            key_bindings=self._bindings(),
-            color_depth=None if screen.out_color else ColorDepth.DEPTH_1_BIT,
-            input=self._input,
-        )
-
-    def read(self, draft: str) -> tuple[str, str]:
-        """What was entered, and what was typed after it (a paste without bracketed mode).
-
-        Raises `EOFError` on Ctrl+D and `KeyboardInterrupt` on Ctrl+C, both on an empty line.
-        """
-        self._pastes.clear()
-        if is_large(draft):
-            draft = self._fold(draft)
-        with self._ending_on_sigterm():
-            text = self.expand(self._session.prompt(default=draft))
-        rest = "".join(_key_text(key.key, key.data) for key in get_typeahead(self._input))
-        return unquote_block(text), typed_text(rest)
-
-    @contextlib.contextmanager
-    def _ending_on_sigterm(self) -> Iterator[None]:
-        """SIGTERM ends the prompt the orderly way, so that prompt_toolkit resets the terminal."""
-        app = self._session.app
-
-        def terminate(signum: int, frame: FrameType | None) -> None:
-            if app.loop is not None and app.is_running:
-                error = TerminatedRunError("terminated")
-                app.loop.call_soon_threadsafe(lambda: app.exit(exception=error))
-            elif callable(previous):
-                previous(signum, frame)
-
-        previous = signal.signal(signal.SIGTERM, terminate)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-
-    def expand(self, text: str) -> str:
-        """`text` with each fold that is still whole replaced by what was pasted."""
-        for label, paste in self._pastes.items():
-            text = text.replace(label, paste)
-        return text
-
-    def _fold(self, paste: str) -> str:
-        lines = paste.count("\n") + 1
-        label = f"[pasted {lines} lines]"
-        number = 2
-        while self._pastes.get(label, paste) != paste:
-            label = f"[pasted {lines} lines, {number}]"
-            number += 1
-        self._pastes[label] = paste
-        return label
-
-    def _bindings(self) -> KeyBindings:
-        keys = KeyBindings()
-
-        @keys.add("enter")
-        def _send(event: KeyPressEvent) -> None:
-            buffer = event.current_buffer
-            if self.expand(buffer.text).lstrip().startswith(BLOCK) and not _is_closed(buffer.text):
-                buffer.insert_text("\n")
-            elif buffer.text.strip():
-                buffer.validate_and_handle()
-
-        @keys.add("c-j")
-        @keys.add("escape", "enter")
-        def _new_line(event: KeyPressEvent) -> None:
-            event.current_buffer.insert_text("\n")
-
-        @keys.add("c-c")
-        def _cancel(event: KeyPressEvent) -> None:
-            if event.current_buffer.text:
-                event.current_buffer.reset()
-            else:
-                event.app.exit(exception=KeyboardInterrupt)
-
-        @keys.add(Keys.BracketedPaste)
-        def _paste(event: KeyPressEvent) -> None:
-            text = event.data.replace("\r\n", "\n").replace("\r", "\n")
-            event.current_buffer.insert_text(self._fold(text) if is_large(text) else text)
-
-        return keys
-
-
-class _CommandCompleter(Completer):
-    def get_completions(self, document: Document, complete_event: Any) -> Iterable[Completion]:
-        line = document.text_before_cursor
-        if line.startswith("/") and "\n" not in line:
-            start = -len(line.rpartition(" ")[2])
-            for word in completions(line):
-                yield Completion(word, start_position=start)
-
-
-def is_large(text: str) -> bool:
-    """Whether a paste is folded."""
-    return text.count("\n") >= FOLD_LINES or len(text) > FOLD_CHARACTERS
-
-
-def unquote_block(text: str) -> str:
-    """The inside of a triple-quoted block, or `text` as it is."""
-    stripped = text.strip()
-    if _is_closed(stripped) and stripped.startswith(BLOCK):
-        return stripped[3:-3].strip("\n")
-    return text
-
-
-def _is_closed(text: str) -> bool:
-    stripped = text.strip()
-    return len(stripped) >= 6 and stripped.endswith(BLOCK)
-
-
-def _key_text(key: Keys | str, data: str) -> str:
-    if key is Keys.BracketedPaste:
-        return data
-    if key in (Keys.ControlM, Keys.ControlJ):
-        return "\n"
-    return data
+NEARLY_FULL = 0.8  # of the context: from here on it is told
 
 
 @contextlib.contextmanager
@@ -196,31 +50,51 @@ def one_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def show_turn(shell: Shell, deltas: Iterator[RequestOutput], typeahead: TypeAhead | None) -> bool:
-    """Print an answer as it comes, then its status line. Returns whether anything was answered."""
+def show_turn(
+    shell: Shell, deltas: Iterator[RequestOutput], keyboard: TextIO | None
+) -> tuple[str, NvcliError | None]:
+    """Print an answer as it comes, then its status line.
+
+    Returns what was typed meanwhile, and the error that ended it.
+    """
     screen = shell.screen
     renderer = AnswerRenderer(screen, thinking=shell.thinking, markdown=shell.markdown)
     received: list[RequestOutput] = []
     is_interrupted = False
     failure: NvcliError | None = None
-    try:
-        with one_interrupt():
-            for delta in deltas:
-                received.append(delta)
-                if shell.is_streaming:
-                    renderer.feed(delta)
-                if typeahead is not None:
-                    typeahead.poll()
-    except KeyboardInterrupt:
-        is_interrupted = True
-    except NvcliError as exc:
-        failure = exc
-    finally:
-        deltas.close()  # type: ignore[attr-defined]  # a generator: the request is aborted
-    output = fold_outputs(received) if received else None
-    if output is not None and not shell.is_streaming:
-        renderer.feed(output)
-    renderer.finish()
+
+    def answer_now() -> None:
+        if not shell.session.answer_now():
+            screen.note("this model cannot be told to answer now")
+
+    def fold() -> None:
+        is_full = shell.thinking is ThinkingView.FULL
+        shell.thinking = ThinkingView.FOLD if is_full else ThinkingView.FULL
+        renderer.show_thinking(shell.thinking)
+
+    with contextlib.ExitStack() as stack:
+        typeahead: TypeAhead | None = None
+        if keyboard is not None:
+            keys = {b"\x14": answer_now, b"\x0f": fold}
+            typeahead = stack.enter_context(TypeAhead(keyboard.fileno(), keys))
+        try:
+            with one_interrupt():
+                for delta in deltas:
+                    received.append(delta)
+                    if shell.is_streaming:
+                        renderer.feed(delta)
+                    if typeahead is not None:
+                        typeahead.poll()
+        except KeyboardInterrupt:
+            is_interrupted = True
+        except NvcliError as exc:
+            failure = exc
+        finally:
+            deltas.close()  # type: ignore[attr-defined]  # a generator: the request is aborted
+        output = fold_outputs(received) if received else None
+        if output is not None and not shell.is_streaming:
+            renderer.feed(output)
+        renderer.finish()
     if output is not None and output.finish_reason is FinishReason.ERROR:
         failure = NvcliError(output.error or "the request failed")
     if failure is not None:
@@ -231,7 +105,7 @@ def show_turn(shell: Shell, deltas: Iterator[RequestOutput], typeahead: TypeAhea
         limit = shell.session.llm.max_model_len
         line = statistics_line(output, limit, is_interrupted=is_interrupted)
         screen.write_err(f"{line}\n", dim=True)
-    return output is not None
+    return typeahead.text.strip("\n") if typeahead is not None else "", failure
 
 
 def converse(
@@ -246,7 +120,11 @@ def converse(
 
     Ends on /exit and Ctrl+D. Raises what the terminal itself raises when it goes away.
     """
-    prompt = Prompt(shell.screen, keyboard, keep_history=keep_history)
+    shell.ask = lambda question: ask_short(shell, keyboard, question)
+    shell.edit = edit_text
+    if prefix:
+        shell.attachments.append(prefix)
+    prompt = Prompt(shell, keyboard, keep_history=keep_history, fold=lambda: toggle_thinking(shell))
     draft = _ask(shell, shell.session.turn(first), first, keyboard) if first else ""
     while not shell.is_over:
         try:
@@ -258,23 +136,116 @@ def converse(
             draft = ""
             continue
         action = interpret(text.rstrip())
-        if isinstance(action, str):
-            message = f"{prefix}\n\n{action}" if prefix else action
-            prefix = ""
-            draft = _ask(shell, shell.session.turn(message), message, keyboard) or draft
-            continue
         try:
+            if isinstance(action, str):
+                draft = _send(shell, action, keyboard) or draft
+                continue
             run_command(shell, *action)
             while shell.pending:
                 draft = _ask(shell, shell.pending.pop(), "", keyboard) or draft
         except NvcliError as exc:
             shell.screen.write_err(visible(f"{exc}\n"))
+            if isinstance(action, str):
+                draft = action  # a file that cannot be read: nothing was sent
+    shell.save()
+
+
+def _send(shell: Shell, text: str, keyboard: TextIO) -> str:
+    """A message with the files that were attached or that it names."""
+    message, paths = expand_mentions(text)
+    attach(shell, paths)
+    whole = "\n\n".join([*shell.attachments, message])
+    draft = _ask(shell, shell.session.turn(whole), whole, keyboard)
+    if draft == whole:  # it was not taken: the files wait for the next try
+        return text
+    shell.attachments.clear()
+    return draft
 
 
 def _ask(shell: Shell, deltas: Iterator[RequestOutput], text: str, keyboard: TextIO) -> str:
-    """Run a turn; returns the next draft: what was typed meanwhile, or a message not taken."""
-    turns_before = len(shell.session.turns)
-    with TypeAhead(keyboard.fileno()) as typeahead:
-        show_turn(shell, deltas, typeahead)
-    was_refused = bool(text) and len(shell.session.turns) == turns_before
-    return typeahead.text.strip("\n") or (text if was_refused else "")
+    """Run a turn, with the tools it calls; returns the next draft: what was typed meanwhile, or a
+    message not taken.
+    """
+    session = shell.session
+    typed = ""
+    turns_before = len(session.turns)
+    for round_number in range(MAX_ROUNDS + 1):
+        more, failure = show_turn(shell, deltas, keyboard)
+        typed += more
+        calls = session.pending_calls()
+        if not calls or failure is not None or session.turns[-1].is_interrupted:
+            break
+        if round_number == MAX_ROUNDS or session.tools is None:
+            shell.screen.warn(f"the model called tools {MAX_ROUNDS} times; its turn ends here")
+            break
+        results = run_calls(calls, session.tools, shell.screen, shell.allowed_tools, shell.ask)
+        session.answer_calls(results)
+        deltas = session.resume()
+    shell.save()
+    was_refused = bool(text) and len(session.turns) == turns_before
+    if isinstance(failure, ContextLengthError) and was_refused and session.turns:
+        return _make_room(shell, text, keyboard, str(failure))
+    _warn_if_nearly_full(shell)
+    return typed or (text if was_refused else "")
+
+
+def _warn_if_nearly_full(shell: Shell) -> None:
+    session = shell.session
+    output = session.turns[-1].output if session.turns else None
+    if output is None:
+        return
+    used, limit = output.usage.total_tokens, session.llm.max_model_len
+    is_full = used >= limit and output.finish_reason is FinishReason.LENGTH
+    if used < NEARLY_FULL * limit:
+        shell.has_warned = False
+    elif is_full or not shell.has_warned:
+        shell.has_warned = True
+        what = "full: the answer was cut" if is_full else "nearly full"
+        shell.screen.warn(
+            f"the context is {what}, {context_meter(used, limit)};"
+            " /undo takes turns back, /clear starts over, /fork NAME keeps this one"
+        )
+
+
+def _make_room(shell: Shell, text: str, keyboard: TextIO, reason: str) -> str:
+    """The message does not fit beside the conversation: the user says what gives way."""
+    question = (
+        "  [d]rop the oldest turns until it fits, [c]lear the conversation, or keep all and edit"
+        " the message [Enter]: "
+    )
+    answer = (shell.ask(question) if shell.ask is not None else "").strip().lower()
+    session = shell.session
+    if answer in ("d", "drop"):
+        room = session.llm.count_tokens(text) + 64
+        count = session.drop_oldest(room + min(256, session.llm.max_model_len // 8))
+        shell.screen.note(f"dropped {count} turn{'' if count == 1 else 's'}")
+        shell.has_warned = False
+    elif answer in ("c", "clear"):
+        run_command(shell, "clear", "")
+    else:
+        return text
+    return _ask(shell, session.turn(text), text, keyboard)
+
+
+def ask_short(shell: Shell, keyboard: TextIO, question: str) -> str:
+    """A line from the keyboard; Ctrl+C and Ctrl+D are an empty answer."""
+    shell.screen.write_err(question)
+    try:
+        return keyboard.readline().strip()
+    except KeyboardInterrupt:
+        shell.screen.write_err("\n")
+        return ""
+
+
+def toggle_thinking(shell: Shell) -> None:
+    """Ctrl+O at the prompt: shows the last thinking, or folds what comes next."""
+    if shell.thinking is ThinkingView.FULL:
+        shell.thinking = ThinkingView.FOLD
+        shell.screen.note("thinking is folded from here on; Ctrl+O shows it")
+        return
+    shell.thinking = ThinkingView.FULL
+    turn = shell.session.turns[-1] if shell.session.turns else None
+    if turn is not None and turn.output is not None and turn.output.reasoning:
+        shell.screen.write_err(visible(turn.output.reasoning.strip("\n")) + "\n", dim=True)
+    else:
+        shell.screen.note("thinking is shown from here on")

@@ -1,7 +1,8 @@
 """Keys typed while an answer streams: collected silently, offered as a draft, never sent.
 
 The terminal is switched to unbuffered, silent input for that time; Ctrl+C and Ctrl+Z keep their
-meaning. What comes in is reduced to text: line ends stay, escape sequences go.
+meaning, and keys that act on the answer are told to the caller. What comes in is reduced to text:
+line ends stay, escape sequences go.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import termios
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|\r|\n)|\x1b.?")
@@ -40,8 +42,10 @@ def typed_text(data: str) -> str:
 class TypeAhead:
     """Context manager around an answer; `poll` between its deltas, then read `text`."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, keys: Mapping[bytes, Callable[[], None]] | None = None) -> None:
+        """`keys`: control characters that act at once and are no part of the text."""
         self._fd = fd
+        self._keys = keys or {}
         self._data = bytearray()
         self._saved: list[Any] | None = None
         self._previous_handler: Any = None
@@ -57,6 +61,10 @@ class TypeAhead:
                 chunk = os.read(self._fd, 4096)
                 if not chunk:
                     return
+                for key, act in self._keys.items():
+                    if key in chunk:
+                        chunk = chunk.replace(key, b"")
+                        act()
                 if len(self._data) < _MAX_BYTES:
                     self._data += chunk
 

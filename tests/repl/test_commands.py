@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from nvcli.errors import NvcliError, UsageError
-from nvcli.repl.commands import COMMANDS, Shell, completions, find_command, interpret, run_command
+from nvcli.repl.commands import COMMANDS, completions, find_command, interpret, run_command
 from nvcli.repl.screen import Screen
 from nvcli.repl.session import Session
+from nvcli.repl.shell import Shell
 from tests.fakes import FakeLLM, Reply
 
 
@@ -78,7 +79,11 @@ def test_names_and_aliases_are_unique_and_documented() -> None:
     page = Typed()("/help")
     assert all(f"/{c.name}" in page and c.help in page for c in COMMANDS)
     names = " ".join(c.name for c in COMMANDS)
-    assert names == "help exit clear undo retry system set show think thinking stats context"
+    assert names == (
+        "help exit clear undo retry edit continue system set unset show think thinking file save"
+        " load sessions fork export copy last probs branch json schema tools model markdown"
+        " multiline history stats context"
+    )
 
 
 def test_help_for_one() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nvcli.errors import ContextLengthError, InvalidParameterError, UsageError
-from nvcli.repl.session import Session, short_count, spaced, statistics_line
+from nvcli.repl.numbers import short_count, spaced, statistics_line
+from nvcli.repl.session import Session
 from nvcli.types import FinishReason, Message, RequestOutput, RequestTimes, Usage
 from tests.fakes import FakeLLM, Reply
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nvcli.repl.terminal import is_large, unquote_block
+from nvcli.repl.prompt import is_large, unquote_block
 from tests.repl.driver import PtyChat
 
 PASTE = "\x1b[200~{}\x1b[201~"

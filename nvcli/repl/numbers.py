@@ -1,0 +1,56 @@
+"""Numbers as the status line prints them, and the lines that are made of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nvcli.types import FinishReason, RequestOutput
+
+if TYPE_CHECKING:
+    from nvcli.repl.model import Startup
+
+
+def short_count(count: int) -> str:
+    """A token count in few characters, in the units limits come in: 812, 2.1k, 32k."""
+    if count < 1024:
+        return str(count)
+    thousands = count / 1024
+    return f"{thousands:.1f}k" if thousands < 9.95 and count % 1024 else f"{thousands:.0f}k"
+
+
+def spaced(count: int) -> str:
+    return f"{count:,}".replace(",", " ")
+
+
+def startup_lines(report: Startup) -> list[str]:
+    """What `-v` and `/show model` tell: where it runs, what it holds, what took how long."""
+    tokens = report.num_blocks * report.block_size
+    lines = [
+        f"{report.device}, {report.dtype}, attention {report.attention_backend}"
+        f" ({report.attention_reason})",
+        f"weights {report.weights_bytes / 2**30:.2f} GiB, KV cache {report.pool_bytes / 2**30:.2f}"
+        f" GiB for {spaced(tokens)} tokens",
+    ]
+    stages = [f"{name} {seconds:.2f} s" for name, seconds in report.stage_s.items()]
+    return [*lines, ", ".join(stages)] if stages else lines
+
+
+def context_meter(used: int, limit: int) -> str:
+    return f"ctx {short_count(used)}/{short_count(limit)} ({100 * used / max(limit, 1):.0f} %)"
+
+
+def statistics_line(output: RequestOutput, limit: int, *, is_interrupted: bool = False) -> str:
+    """`412 tok · 96.1 tok/s · TTFT 38 ms · ctx 2.1k/32k (6 %) · cached 1 830 tok · stop`."""
+    usage, times = output.usage, output.times
+    parts = [f"{spaced(usage.completion_tokens)} tok"]
+    speed = times.tokens_per_s(usage.completion_tokens) if times else None
+    if speed is not None:
+        parts.append(f"{speed:.1f} tok/s")
+    if times is not None and times.ttft_s is not None:
+        parts.append(f"TTFT {times.ttft_s * 1e3:.0f} ms")
+    parts.append(context_meter(usage.total_tokens, limit))
+    if usage.cached_tokens:
+        parts.append(f"cached {spaced(usage.cached_tokens)} tok")
+    reason = output.finish_reason
+    parts.append("interrupted" if is_interrupted else str(reason or FinishReason.ABORT))
+    return " · ".join(parts)

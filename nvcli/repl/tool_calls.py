@@ -1,0 +1,73 @@
+"""The model asks for tools: each call is shown, asked for unless it is allowed, and run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from nvcli.repl.numbers import spaced
+from nvcli.repl.screen import visible
+from nvcli.repl.shell import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from nvcli.repl.screen import Screen
+    from nvcli.tools import Toolbox
+    from nvcli.types import ToolCall
+
+MAX_ROUNDS = 16  # of calls for one question; a model may ask for ever
+REFUSED = "error: the user did not allow this call"
+INTERRUPTED = "error: the user interrupted this call"
+
+
+def run_calls(
+    calls: Sequence[ToolCall],
+    tools: Toolbox,
+    screen: Screen,
+    allowed: set[str],
+    ask: Callable[[str], str] | None,
+) -> list[str]:
+    """The results, in order. `ask` None: there is nobody to ask, only `allowed` tools run.
+
+    An answer of `a` allows the tool for the rest of the conversation.
+    """
+    results = []
+    for call in calls:
+        screen.write_err(f"tool: {visible(show_call(call))}\n")
+        if not _is_allowed(call, allowed, ask):
+            screen.write_err("  not allowed\n", dim=True)
+            results.append(REFUSED)
+            continue
+        try:
+            result = tools.call(call.name, call.arguments)
+        except KeyboardInterrupt:
+            screen.write_err("  interrupted\n", dim=True)
+            results.append(INTERRUPTED)
+            continue
+        mark = "" if result.is_error else f"{spaced(len(result.text))} characters, "
+        line = f"  {first_line(result.text)}  ({mark}{result.seconds:.1f} s)"
+        screen.write_err(f"{visible(line)}\n", dim=True)
+        results.append(result.text)
+    return results
+
+
+def _is_allowed(call: ToolCall, allowed: set[str], ask: Callable[[str], str] | None) -> bool:
+    if allowed & {call.name, "*"}:
+        return True
+    if ask is None:
+        return False
+    answer = ask(f"  run {visible(call.name)}? [y]es, [n]o, [a]lways: ").strip().lower()
+    if answer in ("a", "always"):
+        allowed.add(call.name)
+    return answer in ("y", "yes", "a", "always")
+
+
+def show_call(call: ToolCall) -> str:
+    """`add(a=2, b=3)`; what cannot be read as JSON is shown as it came."""
+    try:
+        values = json.loads(call.arguments or "{}")
+        pairs = [f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in values.items()]
+    except (ValueError, AttributeError, RecursionError):
+        return f"{call.name}({call.arguments})"
+    return f"{call.name}({', '.join(pairs)})"

@@ -1,0 +1,7 @@
+"""Tools for a model: Python functions in a process of their own, and MCP servers. The REPL,
+one-shot answers and the server take them from here.
+"""
+
+from nvcli.tools.toolbox import Toolbox, ToolError, ToolResult, ToolSource, ToolSpec
+
+__all__ = ["ToolError", "ToolResult", "ToolSource", "ToolSpec", "Toolbox"]
