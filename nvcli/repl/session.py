@@ -16,7 +16,15 @@ from nvcli.repl.model import TokenModel
 from nvcli.repl.screen import repair
 from nvcli.repl.settings import parse_setting
 from nvcli.repl.store import SessionFile
-from nvcli.types import FinishReason, Message, RequestOutput, SamplingParams, ToolCall, fold_outputs
+from nvcli.types import (
+    FinishReason,
+    Message,
+    RequestOutput,
+    SamplingParams,
+    ToolCall,
+    Usage,
+    fold_outputs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -229,9 +237,14 @@ class Session:
         model, prompt, _ = self.answer_ids()
         if self.schema is not None:
             raise UsageError("an answer in JSON cannot be continued", hint="/json off, /schema off")
-        text, reasoning, _ = model.split_answer(prompt, answer_ids)
+        text, reasoning, is_text = model.split_answer(prompt, answer_ids)
+        num_reasoning = is_text.count(False) if reasoning is not None else 0
         start = RequestOutput(
-            request_id="start", text=text, reasoning=reasoning, token_ids=tuple(answer_ids)
+            request_id="start",
+            text=text,
+            reasoning=reasoning,
+            token_ids=tuple(answer_ids),
+            usage=Usage(len(prompt), len(answer_ids), 0, num_reasoning),
         )
         tools = self.definitions() is not None
         stream = model.extend([*prompt, *answer_ids], self.sampling(), parse_tools=tools)
