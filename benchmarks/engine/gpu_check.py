@@ -57,6 +57,7 @@ def check_kernels() -> None:
     from tests.kernels import test_gemv as gemv
     from tests.kernels import test_row_kernels as rows
     from tests.kernels import test_sampling_kernels as sampling
+    from tests.kernels import test_skinny as skinny
     from tests.kernels import test_triton_attention as attention
 
     bf16, heads = torch.bfloat16, (16, 8, 128, 16)
@@ -75,6 +76,8 @@ def check_kernels() -> None:
         checks[f"norm and linear, {n} rows"] = partial(
             gemv.check_norm, (n, 3072, 1024), bf16, "cuda", has_residual=True
         )
+    for n in (16, 32, 64):
+        checks[f"skinny, {n} rows"] = partial(skinny.check, (n, 1024, 2048), bf16, "cuda")
     for name, case in attention.CASES.items():
         checks[f"attention, {name}"] = partial(attention.check, case, heads, bf16, "cuda")
     with torch.inference_mode():

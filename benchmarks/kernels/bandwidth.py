@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.rows import write_row
 from nvcli import kernels
-from nvcli.kernels import launch, rotary_store, sampling
+from nvcli.kernels import launch, rotary_store, sampling, skinny
 from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.forward_batch import ForwardBatch
 
@@ -114,6 +114,7 @@ def measure_products(rows: int) -> dict[str, Any]:
 
     moved = sum(w.nbytes for layer in weights for w in layer.values())
     found = {}
+    skinny.set_rows(skinny.MAX_ROWS)
     for name, choice, pdl in (
         ("ours", "triton", True),
         ("without_pdl", "triton", False),
@@ -125,6 +126,7 @@ def measure_products(rows: int) -> dict[str, Any]:
         found[name] = {"us": seconds * 1e6, "gb_s": moved / seconds / 1e9}
     kernels.set_kernels("triton")
     launch.set_pdl(True)
+    skinny.set_rows(0)
     return found
 
 
@@ -211,7 +213,7 @@ def measure_all(say: Callable[[str], None]) -> None:
         say(f"{name}: {values}")
 
     with torch.inference_mode():
-        for rows in (1, 8):
+        for rows in (1, 2, 4, 8, 16, 32, 64):
             note(f"products_{rows}", _rounded(measure_products(rows)))
         for rows, keys in ATTENTION:
             note(f"decode_{rows}x{keys}", _rounded(measure_attention(rows, keys)))

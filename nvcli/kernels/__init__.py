@@ -68,10 +68,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = 
     returns  [T, out], contiguous
     """
     if _use_triton(x):
-        from nvcli.kernels import gemv
+        from nvcli.kernels import gemv, skinny
 
         if gemv.fits(x, weight, bias, has_norm=False):
             return gemv.linear(x, weight, out)
+        if skinny.fits(x, weight, bias):
+            return skinny.linear(x, weight, out)
     if out is not None:
         assert bias is None, "a bias cannot be written to out"
         return torch.mm(x, weight.t(), out=out)
@@ -148,6 +150,11 @@ def norm_swiglu(
         if gemv.fits(x, weight, bias, has_norm=True):
             return gemv.norm_swiglu(x, residual, norm_weight, eps, weight)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
+    if _use_triton(x):
+        from nvcli.kernels import skinny
+
+        if skinny.fits(normed, weight, bias):
+            return skinny.swiglu(normed, weight), total
     return silu_and_mul(linear(normed, weight, bias)), total
 
 
