@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -157,6 +156,7 @@ def main() -> None:
     from nvcli.llm import LLM
     from nvcli.server.app import create_app
     from nvcli.server.config import ServerConfig
+    from nvcli.server.run import listen
 
     with tempfile.TemporaryDirectory() as folder:
         if args.is_qwen:
@@ -169,7 +169,7 @@ def main() -> None:
             max_num_seqs=max(args.streams),
         )
     app = create_app(ServerConfig(served_model_names=("m",)), llm)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listener = listen(ServerConfig(port=0)).socket
     config = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools", loop="uvloop")
     server = uvicorn.Server(config)
     loop = config.get_loop_factory()

@@ -55,8 +55,10 @@ def listen(config: ServerConfig) -> Listener:
         return _listen_unix(config.uds)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        # With the protocol named and the option inherited, replies do not wait for an ACK.
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((config.host, config.port))
         sock.listen(BACKLOG)
     except OSError as exc:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import uvicorn
 
 from nvcli.server.app import App, create_app
 from nvcli.server.config import ServerConfig
+from nvcli.server.run import listen
 from nvcli.text import Tokenizer
 from tests.server.scripted_llm import Script, ScriptedLLM, make_tokenizer
 
@@ -31,8 +31,8 @@ class Served:
     def __init__(self, llm: Any, config: ServerConfig) -> None:
         self.llm = llm
         self.app: App = create_app(config, llm)
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        listener = listen(ServerConfig(port=0))
+        self._socket, self.url = listener.socket, listener.url
         settings = uvicorn.Config(
             self.app, log_config=None, access_log=False, lifespan="off", http="httptools"
         )

@@ -311,6 +311,14 @@ def test_metrics_count(served: Served) -> None:
         assert f"nvcli:{name}" in text, name
 
 
+def test_replies_do_not_wait_for_an_ack(served: Served) -> None:
+    served.chat()
+    began = time.monotonic()
+    for _ in range(20):
+        served.client.get("/version")
+    assert time.monotonic() - began < 0.6  # with Nagle's algorithm each takes 40 ms
+
+
 def test_cors_only_when_asked_for(serve: Serve) -> None:
     headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
     config = ServerConfig(cors_origins=("https://a.example",), api_keys=("k",))
