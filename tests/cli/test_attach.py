@@ -1,0 +1,142 @@
+"""`--attach`: a running server gives the same output as a model in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.torch
+GREEDY = ["--no-think", "-t", "0"]
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A runtime folder with the socket of a server of the built-in model."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "nvcli").mkdir()
+    ready = folder / "ready.json"
+    command = [sys.executable, "-m", "nvcli", "serve", "--ready-file", str(ready), "--uds"]
+    process = subprocess.Popen(
+        [*command, str(folder / "nvcli" / "serve.sock")], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not ready.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    yield folder
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+
+
+def chat(runtime: Path, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "XDG_RUNTIME_DIR": str(runtime),
+        "XDG_STATE_HOME": str(runtime / "state"),
+        "XDG_CONFIG_HOME": str(runtime),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "nvcli", "chat", *args],
+        cwd=ROOT,
+        env={**env, **more},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def socket(runtime: Path) -> str:
+    return str(runtime / "nvcli" / "serve.sock")
+
+
+def test_same_output_as_in_the_process(runtime: Path) -> None:
+    question = [*GREEDY, "What is the capital of France?"]
+    here = chat(runtime, "--attach", "never", *question)
+    there = chat(runtime, "--attach", socket(runtime), *question)
+    assert (there.returncode, there.stdout, there.stderr) == (0, here.stdout, here.stderr)
+    assert "Paris" in there.stdout
+    assert chat(runtime, "--attach", "uds", *question).stdout == here.stdout
+
+
+def test_json_has_the_same_shape(runtime: Path) -> None:
+    args = ["--json", "-t", "0", "What is the capital of France?"]
+    here = json.loads(chat(runtime, "--attach", "never", *args).stdout)
+    there = json.loads(chat(runtime, "--attach", socket(runtime), *args).stdout)
+    assert there.keys() == here.keys()
+    assert there["usage"].keys() == here["usage"].keys()
+    assert there["timings"].keys() == here["timings"].keys()
+    for key in ("model", "text", "thinking", "finish_reason"):
+        assert there[key] == here[key]
+    assert there["usage"]["completion_tokens"] == here["usage"]["completion_tokens"]
+
+
+def test_auto_takes_the_own_socket_without_loading(runtime: Path) -> None:
+    """Verbose loading would tell its stages; a server's model has none."""
+    attached = chat(runtime, "-v", *GREEDY, "Hi")
+    assert "weights" not in attached.stderr
+    loaded = chat(runtime, "-v", *GREEDY, "--max-num-seqs", "2", "Hi")  # an engine flag
+    assert "weights" in loaded.stderr
+    nobody = chat(runtime, "-v", *GREEDY, "Hi", XDG_RUNTIME_DIR="/nowhere")
+    assert "weights" in nobody.stderr
+    assert attached.stdout == loaded.stdout == nobody.stdout
+
+
+def test_schema_tools_and_events(runtime: Path, tmp_path: Path) -> None:
+    schema = '{"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}'
+    at = ["--attach", socket(runtime), *GREEDY]
+    found = chat(runtime, *at, "--schema", schema, "--max-tokens", "40", "Say a")
+    assert json.loads(found.stdout)["a"] == 1
+    tools = tmp_path / "tools.py"
+    tools.write_text(
+        'def get_weather(city: str) -> str:\n    """Get the weather of a city."""\n'
+        '    return f"Sunny in {city}"\n'
+    )
+    args = ["--tools", str(tools), "--allow-tool", "*", "--stream-json", "weather in Paris?"]
+    here = chat(runtime, "--attach", "never", *GREEDY, *args)
+    there = chat(runtime, *at, *args)
+
+    def events(text: str) -> list[tuple[str, str]]:
+        rows = [json.loads(line) for line in text.splitlines()]
+        return [(r["type"], r.get("text", "") + r.get("arguments", "")) for r in rows]
+
+    assert events(there.stdout)[0][0] == "tool_call"
+    assert events(there.stdout) == events(here.stdout)
+
+
+def test_conversation_goes_on(runtime: Path) -> None:
+    at = ["--attach", socket(runtime), *GREEDY]
+    chat(runtime, *at, "--session", "bob", "My name is Bob.")
+    assert "Bob" in chat(runtime, *at, "-c", "What is my name?").stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--attach", "http://127.0.0.1:9"], 1, "cannot reach http://127.0.0.1:9"),
+        (["--attach", "/nowhere.sock"], 1, "cannot reach the socket /nowhere.sock"),
+        (["--attach", "soon"], 2, "--attach takes auto, never, uds, a URL"),
+    ],
+)
+def test_no_server_is_one_line(runtime: Path, args: list[str], code: int, message: str) -> None:
+    found = chat(runtime, *args, "Hi")
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (code, "", 1)
+    assert message in found.stderr
+
+
+def test_refusals_of_the_server(runtime: Path) -> None:
+    other = chat(runtime, "--attach", socket(runtime), "-m", "Qwen/Other", "Hi")
+    assert (other.returncode, "does not serve Qwen/Other" in other.stderr) == (2, True)
+    long = chat(runtime, "--attach", socket(runtime), "word " * 4000)
+    assert (long.returncode, long.stdout, long.stderr.count("\n")) == (1, "", 1)
+    assert "tokens" in long.stderr
