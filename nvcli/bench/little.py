@@ -136,10 +136,8 @@ def law(spans: Sequence[Span], start: int, end: int) -> Law:
 
 
 def outside_s(law: Law, server_mean: float) -> float | None:
-    """Mean time a request spends outside the server: (lambda W - L_server) / lambda."""
-    if law.W is None or law.rate == 0:
-        return None
-    return law.W - server_mean / law.rate
+    """Mean time a request spends outside the server: (L - L_server) / lambda."""
+    return (law.L - server_mean) / law.rate if law.rate > 0 else None
 
 
 def kv_tokens(rate: float, n_in: float, n_out: float, wait: float, tpot: float) -> float:

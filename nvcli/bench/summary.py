@@ -19,7 +19,9 @@ from nvcli.bench.metrics import METRICS, PERCENTILES, Latencies, latencies, pool
 from nvcli.bench.record import ERROR, OK, TIMEOUT, UNFINISHED
 
 if TYPE_CHECKING:
-    from nvcli.bench.record import RequestRecord, Run
+    from collections.abc import Callable
+
+    from nvcli.bench.record import RequestRecord, Run, StepRecord
 
 NUM_BINS = 60
 LATE_FLOOR_S, LATE_SHARE = 0.005, 0.05  # a later client than this is not sound
@@ -313,18 +315,30 @@ def gauge_mean(samples: list[tuple[int, float]], start: int, end: int) -> float 
     return float((values[:-1] * np.diff(times)).sum() / span) if span > 0 else None
 
 
+def step_mean(run: Run, window: _Window, value: Callable[[StepRecord], int]) -> float | None:
+    """Mean over the window of what held during each step; idle time counts as 0."""
+    inside = [s for s in run.steps if window.start_ns < s.t_ns <= window.end_ns]
+    if not inside or window.width_s <= 0:
+        return None
+    return math.fsum(value(s) * s.dt_s for s in inside) / window.width_s
+
+
 def _server_side(
     run: Run, law: little.Law, window: _Window, pools: dict[str, list[float]]
 ) -> dict[str, Any]:
     """The engine's own gauge against the client's L, and the law by stage."""
-    samples = [(s.t_ns, float(s.running + s.waiting)) for s in run.steps]
-    if not samples:
-        samples = [
-            (int(g["t_ns"]), float(g["running"] + g["waiting"]))
-            for g in run.gauges
-            if "running" in g
-        ]
-    server = gauge_mean(samples, window.start_ns, window.end_ns)
+    if run.steps:
+        server = step_mean(run, window, lambda s: s.running + s.waiting)
+    else:
+        server = gauge_mean(
+            [
+                (int(g["t_ns"]), float(g["running"] + g["waiting"]))
+                for g in run.gauges
+                if "running" in g
+            ],
+            window.start_ns,
+            window.end_ns,
+        )
     ttft, tpot = metrics.finite_mean(pools["ttft_service"]), metrics.finite_mean(pools["tpot"])
     outside = little.outside_s(law, server) if server is not None else None
     return {
@@ -333,9 +347,7 @@ def _server_side(
         "L_prefill": law.rate * ttft if ttft is not None and law.num_ended else None,
         "L_decode": law.L - law.rate * ttft if ttft is not None and law.num_ended else None,
         "mean_tpot_ms": _ms(tpot),
-        "mean_batch": gauge_mean(
-            [(s.t_ns, float(s.b)) for s in run.steps], window.start_ns, window.end_ns
-        ),
+        "mean_batch": step_mean(run, window, lambda s: s.b),
     }
 
 

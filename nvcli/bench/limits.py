@@ -1,0 +1,106 @@
+"""L_max: how many requests each resource allows at once, and which one binds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+from typing import Any
+
+SPARE_HANDLES = 64  # files, sockets and libraries a server has open beside its streams
+HANDLES_PER_STREAM = 1
+
+
+def limit_rows(
+    *,
+    num_blocks: int,
+    block_size: int,
+    slots: int,
+    n_in: float,
+    n_out: float,
+    prefix: float = 0,
+    cpu_s_per_token: float | None = None,
+    tokens_per_s: float | None = None,
+) -> list[dict[str, Any]]:
+    """A row a resource: what a request needs, the limit, how many that allows.
+
+    `prefix` tokens are shared by all and counted once. KV: the mean request holds half of its
+    answer and half a block (`KV, on average`); `KV, never preempting` fits all at full length.
+    """
+    own = n_in + n_out - prefix
+    shared = math.ceil(prefix / block_size)
+    tokens = max(num_blocks - shared, 0) * block_size
+    mean_need = n_in - prefix + n_out / 2 + block_size / 2
+    full_need = math.ceil(own / block_size)
+    handles = _open_files_left()
+    rows: list[dict[str, Any]] = [
+        _row("KV, on average", f"{mean_need:.0f} tokens", f"{tokens:,} tokens", tokens / mean_need),
+        _row(
+            "KV, never preempting",
+            f"{full_need} blocks",
+            f"{num_blocks - shared:,} blocks",
+            max(num_blocks - shared, 0) // full_need,
+            is_hard=False,
+        ),
+        _row("sequence slots", "1 slot", f"{slots:,} slots", slots),
+        _row("connections", "1 in the backlog", f"{_backlog():,}", _backlog(), is_hard=False),
+        _row("handles", f"{HANDLES_PER_STREAM} file", f"{handles:,} files", handles),
+    ]
+    if cpu_s_per_token and tokens_per_s:
+        rows.append(
+            _row(
+                "server CPU",
+                f"{cpu_s_per_token * 1e6:.0f} us a token",
+                "1 s a second",
+                1 / (tokens_per_s * cpu_s_per_token),
+            )
+        )
+    return rows
+
+
+def _row(
+    resource_name: str, need: str, limit: str, allows: float, *, is_hard: bool = True
+) -> dict[str, Any]:
+    return {
+        "resource": resource_name,
+        "need": need,
+        "limit": limit,
+        "allows": math.floor(allows) if is_hard else None,
+        "soft": None if is_hard else math.floor(allows),
+    }
+
+
+def _open_files_left() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY:
+        soft = 2**20
+    used = SPARE_HANDLES
+    with contextlib.suppress(OSError):
+        used = max(used, len(os.listdir("/proc/self/fd")))
+    return max((soft - used) // HANDLES_PER_STREAM, 0)
+
+
+def _backlog() -> int:
+    """What the kernel grants of the server's listen backlog of 2048."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/sys/net/core/somaxconn") as file:
+        return min(int(file.read()), 2048)
+    return 128
+
+
+def binding(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The hard row that allows least."""
+    return min((r for r in rows if r["allows"] is not None), key=lambda r: r["allows"])
+
+
+def safe_slots(load: float) -> int:
+    """Slots for a mean load L: L + 3 sqrt(L)."""
+    return math.ceil(load + 3 * math.sqrt(load))
+
+
+def graph_size(slots: int, sizes: tuple[int, ...] = (1, 2, 4)) -> int:
+    """Rounded up to a size that is captured as a CUDA graph: 1, 2, 4, then every 8."""
+    for size in sizes:
+        if slots <= size:
+            return size
+    return -(-slots // 8) * 8

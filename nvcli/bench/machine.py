@@ -1,0 +1,197 @@
+"""The machine: its peak rates, and everything about it that can change a number.
+
+Peak rates of known GPUs are datasheet values, dense; those of others, and of CPUs, are measured
+with one copy and one matrix product, and said to be measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import resource
+import time
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nvcli import __version__
+from nvcli.bench.perf_model import Hardware
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# name -> (bytes/s, dense bfloat16 FLOP/s), NVIDIA datasheets; the longest name that fits wins
+DATASHEET = {
+    "B200": (8.0e12, 2250e12),
+    "H200": (4.8e12, 989e12),
+    "H100 NVL": (3.9e12, 835e12),
+    "H100 PCIe": (2.0e12, 756e12),
+    "H100": (3.35e12, 989e12),
+    "GH200": (4.0e12, 989e12),
+    "A100-SXM4-80GB": (2.039e12, 312e12),
+    "A100": (1.555e12, 312e12),
+    "L40S": (864e9, 362e12),
+    "L4": (300e9, 121e12),
+    "A10": (600e9, 125e12),
+    "RTX 4090": (1008e9, 165e12),
+    "RTX 5090": (1792e9, 209e12),
+    "RTX 3090": (936e9, 71e12),
+}
+
+
+def known_gpu(name: str) -> Hardware | None:
+    """Datasheet rates, by any part of the device's name."""
+    fits = [key for key in DATASHEET if key.lower() in name.lower()]
+    if not fits:
+        return None
+    key = max(fits, key=len)
+    return Hardware(key, *DATASHEET[key])
+
+
+def hardware_of(device: str, device_name: str, dtype: str) -> Hardware:
+    """Peak rates of where the model runs; float32 on a GPU gets no tensor cores, so measured."""
+    known = known_gpu(device_name) if device == "cuda" and dtype != "float32" else None
+    return known or measure(device, device_name, dtype)
+
+
+def measure(device: str, name: str, dtype: str) -> Hardware:
+    """The best of a few copies and matrix products."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    is_cuda = device == "cuda"
+    size = 2**28 if is_cuda else 2**26  # bytes, beyond the caches
+    source = torch.empty(size, dtype=torch.uint8, device=device).fill_(1)
+    target = torch.empty_like(source)
+    n = 4096 if is_cuda else 1024
+    left = torch.randn(n, n, device=device).to(kind)
+    right = torch.randn(n, n, device=device).to(kind)
+
+    def best(work: Callable[[], object]) -> float:
+        times = []
+        for _ in range(7):
+            if is_cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            work()
+            if is_cuda:
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+    copy = best(lambda: target.copy_(source))
+    product = best(lambda: left @ right)
+    return Hardware(name, 2 * size / copy, 2 * n**3 / product, "measured")
+
+
+# --- what may change a number --------------------------------------------------------------------
+
+
+def environment(device: str, device_name: str) -> dict[str, Any]:
+    """Facts for the run's record, without names of users, hosts or folders."""
+    found: dict[str, Any] = {
+        "device": device_name,
+        "nvcli": __version__,
+        "commit": os.environ.get("NVCLI_COMMIT"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": cpu_name(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "virtualised": is_virtualised(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "open_files_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "versions": {n: v for n in ("torch", "triton") if (v := _version(n))},
+    }
+    if device == "cuda":
+        found["gpu"] = gpu_facts()
+    return found
+
+
+def clock() -> dict[str, Any]:
+    info = time.get_clock_info("monotonic")
+    return {"name": info.implementation, "resolution_ns": info.resolution * 1e9}
+
+
+def created() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def is_virtualised() -> bool | None:
+    """Whether the CPU says that a hypervisor runs it; None where it cannot be asked."""
+    flags = _read("/proc/cpuinfo")
+    return None if flags is None else " hypervisor" in flags
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# --- NVML ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def nvml() -> Iterator[Any]:
+    """NVML's module and a handle of the first visible GPU as `(module, handle)`; None without."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # noqa: BLE001 - no driver, no permission, no library: there is no NVML
+        yield None
+        return
+    try:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        index = int(visible) if visible.isdigit() else 0
+        yield pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_facts() -> dict[str, Any] | None:
+    with nvml() as found:
+        if found is None:
+            return None
+        lib, gpu = found
+
+        def ask(call: Callable[[], Any]) -> Any:
+            try:
+                value = call()
+            except lib.NVMLError:
+                return None
+            return value.decode() if isinstance(value, bytes) else value
+
+        limit = ask(lambda: lib.nvmlDeviceGetEnforcedPowerLimit(gpu))
+        mig = ask(lambda: lib.nvmlDeviceGetMigMode(gpu))
+        return {
+            "name": ask(lambda: lib.nvmlDeviceGetName(gpu)),
+            "driver": ask(lib.nvmlSystemGetDriverVersion),
+            "power_cap_w": limit / 1000 if limit else None,
+            "sm_clock_mhz": ask(lambda: lib.nvmlDeviceGetClockInfo(gpu, lib.NVML_CLOCK_SM)),
+            "max_sm_clock_mhz": ask(lambda: lib.nvmlDeviceGetMaxClockInfo(gpu, lib.NVML_CLOCK_SM)),
+            "memory_clock_mhz": ask(lambda: lib.nvmlDeviceGetClockInfo(gpu, lib.NVML_CLOCK_MEM)),
+            "persistence": bool(ask(lambda: lib.nvmlDeviceGetPersistenceMode(gpu))),
+            "mig": bool(mig[0]) if mig else None,
+        }

@@ -1,0 +1,139 @@
+"""`bench latency` and `bench throughput`: in-process runs, stored as any other."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.bench import calibrate, machine
+from nvcli.bench.engine_run import Bench, EngineLoop, StepLog, default_points, run_points
+from nvcli.bench.limits import limit_rows
+from nvcli.bench.record import RunWriter, new_id, now_ns, runs_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nvcli.bench.calibrate import Calibration
+    from nvcli.bench.workload import Workload
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Where the run was stored, and whether Ctrl-C ended it."""
+
+    path: Path
+    was_interrupted: bool = False
+
+
+def base_header(command: str, run_id: str) -> dict[str, Any]:
+    return {
+        "id": run_id,
+        "command": command,
+        "created": machine.created(),
+        "clock": machine.clock(),
+    }
+
+
+def run_latency(
+    bench: Bench, *, repeats: int, seed: int, progress: Callable[[str], None], path: Path | None
+) -> Outcome:
+    """Micro-benchmarks and a calibration, which is stored for `plan` and the other verbs."""
+    run_id = new_id()
+    path = path or runs_folder() / f"{run_id}.jsonl"
+    header = {**base_header("latency", run_id), **bench.header(None)}
+    header["load"] = {"mode": "steps", "text": f"single steps, {repeats} repeats"}
+    with RunWriter(path, header) as run:
+        try:
+            rows, found = run_points(
+                bench, default_points(bench.llm), repeats=repeats, seed=seed, progress=progress
+            )
+        except KeyboardInterrupt:
+            return Outcome(path, was_interrupted=True)
+        for row in rows:
+            run.point(**row)
+        if found is not None:
+            calibrate.save(found)
+        run.finish(interrupted=False, calibration=found.as_json() if found is not None else None)
+    return Outcome(path)
+
+
+def run_throughput(
+    bench: Bench,
+    workload: Workload,
+    *,
+    concurrency: int,
+    num_requests: int | None,
+    duration_s: float | None,
+    warmup: str | float,
+    slo: dict[str, float],
+    path: Path | None,
+    command: str = "throughput",
+) -> Outcome:
+    """A closed loop that keeps `concurrency` requests in the engine, without HTTP."""
+    llm, run_id = bench.llm, new_id()
+    path = path or runs_folder() / f"{run_id}.jsonl"
+    calibration: Calibration | None = calibrate.load(bench.key)
+    planned = workload.requests(
+        vocab_size=llm.vocab_size, max_len=llm.max_model_len, salt=now_ns() % 2**32
+    )
+    startup = llm.startup
+    header = {
+        **base_header(command, run_id),
+        **bench.header(calibration),
+        "load": {
+            "mode": "closed",
+            "concurrency": concurrency,
+            "text": f"in the process, closed loop, c = {concurrency}",
+        },
+        "workload": workload.as_json(),
+        "warmup": warmup,
+        "slo": slo,
+        "limits": limit_rows(
+            num_blocks=startup.num_blocks,
+            block_size=startup.block_size,
+            slots=llm.max_num_seqs,
+            n_in=workload.in_len.mean,
+            n_out=workload.out_len.mean,
+        ),
+    }
+    first = list(itertools.islice(planned, 1))
+    wait_s = _warm_up(bench, workload)
+    with RunWriter(path, header) as run, StepLog(llm) as log:
+        loop = EngineLoop(llm, run)
+        start_ns, start_cpu = now_ns(), time.process_time()
+        was_interrupted = False
+        try:
+            loop.run_closed(
+                itertools.chain(first, planned),
+                concurrency=concurrency,
+                duration_s=duration_s,
+                num_requests=num_requests,
+                stagger_s=wait_s,
+            )
+        except KeyboardInterrupt:
+            was_interrupted = True
+            loop.abandon()
+        for step in log.steps:
+            run.step(step)
+        run.finish(
+            planned=loop.num_sent,
+            interrupted=was_interrupted,
+            wall_s=(now_ns() - start_ns) / 1e9,
+            process_cpu_s=time.process_time() - start_cpu,
+        )
+    return Outcome(path, was_interrupted)
+
+
+def _warm_up(bench: Bench, workload: Workload) -> float:
+    """One request before the clock starts; how long it took, to spread the first sends over."""
+    planned = workload.requests(
+        vocab_size=bench.llm.vocab_size,
+        max_len=bench.llm.max_model_len,
+        salt=(now_ns() + 1) % 2**32,
+    )
+    start = time.monotonic()
+    EngineLoop(bench.llm).run_closed(planned, concurrency=1, num_requests=1)
+    return time.monotonic() - start

@@ -1,0 +1,232 @@
+"""`bench plan`: no load, only arithmetic. What a machine holds, what it will deliver, what binds.
+
+Predictions come from a stored calibration, or from a datasheet and priors, and say which. Outside
+of twice the calibrated range they are marked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.bench.card import number
+from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
+from nvcli.bench.sweep import ladder
+
+if TYPE_CHECKING:
+    from nvcli.bench.calibrate import Calibration
+    from nvcli.bench.perf_model import Hardware, PerfModel, Prediction
+
+
+@dataclass(slots=True)
+class Plan:
+    model_name: str
+    model: PerfModel
+    hardware: Hardware
+    n_in: int
+    n_out: int
+    slots: int
+    num_blocks: int
+    block_size: int
+    calibration: Calibration | None = None
+    rate: float | None = None
+    arrival_cv: float = 1.0
+
+    @property
+    def source(self) -> str:
+        return self.model.cost.source
+
+    def limits(self) -> list[dict[str, Any]]:
+        return limit_rows(
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            slots=self.slots,
+            n_in=self.n_in,
+            n_out=self.n_out,
+        )
+
+    @property
+    def l_max(self) -> int:
+        return int(binding(self.limits())["allows"])
+
+    def closed(self) -> list[Prediction]:
+        top = max(self.l_max, 1)
+        return [self.model.closed(b, self.n_in, self.n_out, top) for b in ladder(top)]
+
+    def open(self) -> Prediction | None:
+        """At the asked rate; None where the queue would grow for ever."""
+        assert self.rate is not None, "no rate was asked for"
+        return self.model.open(
+            self.rate, self.n_in, self.n_out, max(self.l_max, 1), self.arrival_cv
+        )
+
+    @property
+    def rate_max(self) -> float:
+        return self.model.throughput(max(self.l_max, 1), self.n_in, self.n_out)
+
+    def is_covered(self, b: float) -> bool:
+        """Whether the calibration reaches so far."""
+        if self.calibration is None:
+            return True
+        context = self.n_in + self.n_out / 2
+        return self.calibration.covers(b, b * context, self.n_in)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    rows = plan.limits()
+    least = binding(rows)
+    value: dict[str, Any] = {
+        "model": plan.model_name,
+        "hardware": {
+            "name": plan.hardware.name,
+            "bandwidth": plan.hardware.bandwidth,
+            "flops": plan.hardware.flops,
+            "source": plan.hardware.source,
+        },
+        "source": plan.source,
+        "n_in": plan.n_in,
+        "n_out": plan.n_out,
+        "limits": rows,
+        "l_max": least["allows"],
+        "binds": least["resource"],
+        "lambda_max": plan.rate_max,
+        "sigma": plan.model.serial_share(plan.n_in, plan.n_out),
+        "points": [_point(plan, p) for p in plan.closed()],
+        "errors": plan.calibration.errors if plan.calibration else None,
+        "cost": plan.model.cost.as_json(),
+    }
+    if plan.rate is not None:
+        found = plan.open()
+        value["open"] = None if found is None else _point(plan, found)
+    return value
+
+
+def _point(plan: Plan, p: Prediction) -> dict[str, Any]:
+    return {
+        "concurrency": p.concurrency,
+        "requests_per_s": p.requests_per_s,
+        "output_tokens_per_s": p.output_tokens_per_s,
+        "ttft_ms": p.ttft_s * 1e3,
+        "tpot_ms": None if p.tpot_s is None else p.tpot_s * 1e3,
+        "e2e_ms": p.e2e_s * 1e3,
+        "wait_ms": p.wait_s * 1e3,
+        "wait_p99_ms": p.wait_p99_s * 1e3,
+        "bound": p.bound,
+        "covered": plan.is_covered(p.concurrency),
+    }
+
+
+def lines(plan: Plan, *, explain: bool) -> list[str]:
+    model, hardware = plan.model, plan.hardware
+    found = [
+        f"{plan.model_name} on {hardware.name} ({hardware.source}: "
+        f"{hardware.bandwidth / 1e9:,.4g} GB/s, {hardware.flops / 1e12:,.4g} TFLOP/s) · "
+        f"{plan.n_in} tokens in, {plan.n_out} out · predictor: {plan.source}",
+        "",
+        *_limit_lines(plan),
+        "",
+        f"{'c':>6}{'req/s':>10}{'tok/s':>10}{'ttft ms':>10}{'tpot ms':>10}{'e2e s':>9}  bound by",
+    ]
+    for p in plan.closed():
+        mark = "" if plan.is_covered(p.concurrency) else "  beyond the calibration"
+        tpot = None if p.tpot_s is None else p.tpot_s * 1e3
+        found.append(
+            f"{p.concurrency:>6.0f}{number(p.requests_per_s):>10}"
+            f"{number(p.output_tokens_per_s):>10}{number(p.ttft_s * 1e3):>10}{number(tpot):>10}"
+            f"{number(p.e2e_s):>9}  {p.bound}{mark}"
+        )
+    step, prefill = model.decode(1, plan.n_in), model.prefill(plan.n_in)
+    floor, prefill_floor = (
+        model.decode_floor(hardware, 1, plan.n_in),
+        model.prefill_floor(hardware, plan.n_in),
+    )
+    found += [
+        "",
+        f"floors    decode step {number(floor * 1e3)} of {number(step * 1e3)} ms "
+        f"({100 * floor / step:.0f} %) · prefill {number(prefill_floor * 1e3)} of "
+        f"{number(prefill * 1e3)} ms ({100 * prefill_floor / prefill:.0f} %)",
+    ]
+    sigma = model.serial_share(plan.n_in, plan.n_out)
+    if sigma > 0:
+        found.append(f"amdahl    σ = {number(sigma)}: batching ceiling ×{number(1 / sigma)}")
+    if plan.calibration is None:
+        found.append(
+            "note      a datasheet knows no launch or scheduling cost: small models are slower "
+            "than this; 'nvcli bench latency' measures it"
+        )
+    if plan.calibration is not None and plan.calibration.errors:
+        worst = max(plan.calibration.errors.items(), key=lambda item: abs(item[1]))
+        mean = math.fsum(map(abs, plan.calibration.errors.values()))
+        mean /= len(plan.calibration.errors)
+        found.append(
+            f"error     leave-one-out, mean {100 * mean:.0f} %, worst {100 * worst[1]:+.0f} % "
+            f"({worst[0]})"
+        )
+        found += [f"note      {text}" for text in plan.calibration.notes]
+    if plan.rate is not None:
+        found += ["", *_open_lines(plan)]
+    if explain:
+        found += ["", *explanation(plan)]
+    return found
+
+
+def _limit_lines(plan: Plan) -> list[str]:
+    rows = plan.limits()
+    least = binding(rows)
+    text = [f"{'resource':24}{'a request needs':>20}{'there is':>18}{'allows':>10}"]
+    for row in rows:
+        allows = row["allows"] if row["allows"] is not None else row["soft"]
+        note = "  binds" if row is least else "" if row["allows"] is not None else "  soft"
+        text.append(f"{row['resource']:24}{row['need']:>20}{row['limit']:>18}{allows:>10,}{note}")
+    text.append(
+        f"L_max {least['allows']:,} by {least['resource']} · "
+        f"λ_max {number(plan.rate_max)} requests/s there"
+    )
+    return text
+
+
+def _open_lines(plan: Plan) -> list[str]:
+    """The planning answer at a rate."""
+    rate, found = plan.rate, plan.open()
+    assert rate is not None
+    if found is None:
+        return [
+            f"λ = {rate:g}/s is beyond λ_max = {number(plan.rate_max)}/s: the queue would grow "
+            "for ever. Fewer requests, shorter answers, or more machines."
+        ]
+    load = found.concurrency
+    slots = safe_slots(load)
+    rows = {row["resource"]: row for row in plan.limits()}
+    lines = [
+        f"for λ = {rate:g}/s and a predicted W = {number(found.e2e_s)} s you hold "
+        f"{number(load)} requests (Little); KV allows {rows['KV, on average']['allows']:,}; "
+        f"set --max-num-seqs to at least {slots} (L + 3√L; a captured size: {graph_size(slots)})",
+        f"ttft {number(found.ttft_s * 1e3)} ms · tpot "
+        f"{number(None if found.tpot_s is None else found.tpot_s * 1e3)} ms · utilisation "
+        f"{100 * rate / plan.rate_max:.0f} %",
+    ]
+    if found.wait_s > 1e-6:
+        lines.append(
+            f"wait for a slot: mean {number(found.wait_s * 1e3)} ms, p99 "
+            f"{number(found.wait_p99_s * 1e3)} ms (upper estimates near saturation)"
+        )
+    return lines
+
+
+def explanation(plan: Plan) -> list[str]:
+    """The café sentence with this machine's numbers."""
+    rate = plan.rate if plan.rate is not None else plan.rate_max / 2
+    queue = plan.model.open(rate, plan.n_in, plan.n_out, max(plan.l_max, 1), plan.arrival_cv)
+    if queue is None:
+        return ["a café that more guests enter than leave never has a steady number of guests"]
+    wait = queue.e2e_s
+    return [
+        "A café that 10 guests an hour enter, each for half an hour, holds 10 × 0.5 = 5 guests on "
+        "average.",
+        f"This server, which {number(rate)} requests a second enter, each for {number(wait)} s, "
+        f"holds {number(rate)} × {number(wait)} = {number(rate * wait)} requests on average.",
+        f"It has seats for {plan.l_max:,} ({binding(plan.limits())['resource']}). With all of them "
+        f"taken it serves {number(plan.rate_max)} requests a second, and no more guests come in "
+        "than go out: the rest waits at the door.",
+    ]

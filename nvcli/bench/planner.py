@@ -1,0 +1,136 @@
+"""What a plan starts from: a stored calibration, or a checkpoint's numbers and a datasheet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nvcli.bench import calibrate
+from nvcli.bench.engine_run import BYTES, model_name
+from nvcli.bench.machine import DATASHEET, cpu_name, hardware_of, known_gpu
+from nvcli.bench.perf_model import Cost, PerfModel, Shape
+from nvcli.bench.plan import Plan
+from nvcli.errors import OutOfMemoryError, UsageError
+
+if TYPE_CHECKING:
+    from nvcli.bench.perf_model import Hardware
+
+# name -> bytes of memory; where a plan is for a GPU that is not here
+MEMORY = {
+    "B200": 180e9,
+    "H200": 141e9,
+    "H100 NVL": 94e9,
+    "H100 PCIe": 80e9,
+    "H100": 80e9,
+    "GH200": 96e9,
+    "A100-SXM4-80GB": 80e9,
+    "A100": 40e9,
+    "L40S": 48e9,
+    "L4": 24e9,
+    "A10": 24e9,
+    "RTX 4090": 24e9,
+    "RTX 5090": 32e9,
+    "RTX 3090": 24e9,
+}
+BLOCK_SIZE = 16
+
+
+def make_plan(
+    model: str,
+    *,
+    gpu: str | None,
+    device: str | None,
+    dtype: str | None,
+    share: float | None,
+    slots: int | None,
+    n_in: int,
+    n_out: int,
+) -> Plan:
+    """Raises `UsageError` for a GPU that no datasheet is known of, `ModelError` for the model."""
+    name = model_name(model)
+    found = None
+    if gpu is None and device is None and dtype is None and share is None:
+        found = calibrate.find(name)
+    if found is not None:
+        return Plan(
+            name,
+            found.perf_model,
+            found.hardware,
+            n_in,
+            n_out,
+            slots or found.slots,
+            found.num_blocks or 0,
+            found.block_size,
+            found,
+        )
+    shape, hardware, kind, memory = _describe(model, gpu, device, dtype)
+    usable = (share or (0.9 if kind == "cuda" else 0.5)) * memory
+    usable -= shape.bytes_of_weights + _activations(shape, kind)
+    num_blocks = int(usable // (shape.kv_bytes_per_token * BLOCK_SIZE))
+    if num_blocks < 1:
+        raise OutOfMemoryError(
+            f"the weights of {name} ({shape.bytes_of_weights / 1e9:.1f} GB) leave no room for a "
+            f"KV cache on {hardware.name}"
+        )
+    budget = 16_384 if kind == "cuda" else 1_024
+    return Plan(
+        name,
+        PerfModel(shape, Cost.from_datasheet(shape, hardware), budget),
+        hardware,
+        n_in,
+        n_out,
+        slots or (256 if kind == "cuda" else 16),
+        num_blocks,
+        BLOCK_SIZE,
+    )
+
+
+def _describe(
+    model: str, gpu: str | None, device: str | None, dtype: str | None
+) -> tuple[Shape, Hardware, str, float]:
+    """(shape, hardware, cuda or cpu, bytes of memory)."""
+    from nvcli.models.config import ModelConfig
+    from nvcli.models.resolve import resolve_model
+
+    config = ModelConfig.from_hf(resolve_model(model))
+    if gpu is not None:
+        known = known_gpu(gpu)
+        if known is None:
+            raise UsageError(
+                f"no datasheet of {gpu!r} is known", hint=f"Known: {', '.join(DATASHEET)}."
+            )
+        kind, memory, hardware = "cuda", MEMORY[known.name], known
+        stored = dtype if dtype not in (None, "auto") else _half(config.dtype)
+        return _shape(config, stored), hardware, kind, memory
+    import torch
+
+    from nvcli.engine.kv_cache import available_memory
+    from nvcli.engine.model_runner import resolve_device, resolve_dtype
+
+    where = resolve_device(device or "auto")
+    kind = where.type
+    stored = str(resolve_dtype(dtype or "auto", where, config.dtype)).removeprefix("torch.")
+    if kind == "cuda":
+        place = torch.cuda.get_device_name(where)
+        memory = float(torch.cuda.get_device_properties(where).total_memory)
+    else:
+        place, memory = cpu_name(), float(available_memory())
+    return _shape(config, stored), hardware_of(kind, place, stored), kind, memory
+
+
+def _half(checkpoint: str) -> str:
+    return checkpoint if checkpoint in ("float16", "bfloat16") else "bfloat16"
+
+
+def _shape(config: object, dtype: str | None) -> Shape:
+    from nvcli.models.config import ModelConfig
+
+    assert isinstance(config, ModelConfig)
+    if dtype not in BYTES:
+        raise UsageError(f"there is no dtype {dtype!r}", param="dtype")
+    return Shape.of(config, weight_bytes=BYTES[dtype], kv_bytes=BYTES[dtype])
+
+
+def _activations(shape: Shape, kind: str) -> int:
+    """Of a step with a full token budget: the widest layer's rows, in and out."""
+    tokens = 16_384 if kind == "cuda" else 1_024
+    return 4 * tokens * (shape.intermediate + shape.hidden) * shape.weight_bytes

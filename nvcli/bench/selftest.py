@@ -1,0 +1,101 @@
+"""`bench serve --self-test`: the client against a timetable that is known to a millisecond.
+
+The stub sends the first token of request i at ttft + (i mod 100) step and one token each gap. What
+the client must find follows on paper; what it finds is printed beside it, with its own ceiling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nvcli.bench import metrics
+from nvcli.bench.card import number
+from nvcli.bench.children import stub_server
+from nvcli.bench.client import Client, Endpoint, Load, LoadRun
+from nvcli.bench.online import client_ceiling
+from nvcli.bench.stub import CYCLE, Timetable
+from nvcli.bench.workload import Arrival, Lengths, Workload
+
+if TYPE_CHECKING:
+    from nvcli.bench.record import RequestRecord
+
+TABLE = Timetable(ttft=20.0, step=0.5, gap=5.0)
+NUM_REQUESTS, NUM_TOKENS, RATE = 300, 8, 50.0
+TOLERANCE_MS, TOLERANCE = 1.5, 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    expected_ms: float
+    found_ms: float | None
+    noise_ms: float = 0.0  # how late this machine wakes a process up, p99
+
+    @property
+    def passes(self) -> bool:
+        if self.found_ms is None:
+            return False
+        allowed = TOLERANCE_MS + TOLERANCE * self.expected_ms + self.noise_ms
+        return abs(self.found_ms - self.expected_ms) <= allowed
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    checks: list[Check]
+    late_p99_ms: float
+    ceiling: float
+
+    @property
+    def passes(self) -> bool:
+        return all(check.passes for check in self.checks) and self.late_p99_ms <= 5
+
+    def lines(self) -> list[str]:
+        lines = [
+            f"{NUM_REQUESTS} requests at {RATE:g}/s, {NUM_TOKENS} tokens each, from a stub with a "
+            "known timetable",
+            f"{'ms':16}{'timetable':>12}{'found':>12}",
+        ]
+        for check in self.checks:
+            mark = "" if check.passes else "  DIFFERS"
+            lines.append(
+                f"{check.name:16}{check.expected_ms:>12.3f}{number(check.found_ms, 5):>12}{mark}"
+            )
+        lines.append(f"{'late p99':16}{'0.000':>12}{number(self.late_p99_ms):>12}")
+        lines.append(
+            f"allowed: {TOLERANCE_MS:g} ms, {TOLERANCE:.0%} and the lateness p99 above; "
+            "a client later than 5 ms fails"
+        )
+        lines.append(f"the client makes at least {self.ceiling:,.0f} requests/s on this machine")
+        return lines
+
+
+def run_self_test() -> SelfTest:
+    with stub_server(TABLE.ttft, TABLE.step, TABLE.gap) as url:
+        records = asyncio.run(_drive(url))
+    pools = metrics.pool(metrics.latencies(r) for r in records)
+    firsts = sorted(TABLE.first(i) for i in range(NUM_REQUESTS))
+    decode = (NUM_TOKENS - 1) * TABLE.gap
+    late = metrics.percentile(pools["late"], 0.99) * 1e3
+    checks = []
+    for name, p in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        want = metrics.percentile(firsts, p)
+        for metric, expected in (("ttft", want), ("e2e", want + decode)):
+            found = metrics.stated_percentile(pools[metric], p)
+            found_ms = None if found is None else found * 1e3
+            checks.append(Check(f"{metric} {name}", expected, found_ms, late))
+    tpot = metrics.finite_mean(pools["tpot"])
+    checks.append(Check("tpot mean", TABLE.gap, None if tpot is None else tpot * 1e3))
+    return SelfTest(checks, late, client_ceiling())
+
+
+async def _drive(url: str) -> list[RequestRecord]:
+    workload = Workload(in_len=Lengths.parse("8"), out_len=Lengths.parse(str(NUM_TOKENS)))
+    times = list(workload.schedule(RATE, Arrival.parse("constant"), NUM_REQUESTS / RATE + 0.001))
+    assert NUM_REQUESTS % CYCLE == 0, "whole cycles"
+    async with Client(Endpoint(url, "stub"), timeout_s=10) as client:
+        planned = workload.requests(vocab_size=100)
+        load = Load(times=times[:NUM_REQUESTS])
+        result = await LoadRun(client, load, planned, lambda record: None).run()
+    return result.records

@@ -1,0 +1,146 @@
+"""A ladder of loads: where throughput stops growing, the knee, and the most that meets the limits.
+
+The fit is X(N) = X_1 N / (1 + sigma (N - 1) + kappa N (N - 1)) over measured mean L and throughput.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.bench.card import number, percent
+from nvcli.bench.fit import Scaling, fit_scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nvcli.bench.summary import Summary
+
+SATURATED = 1.03  # a step up the ladder that gives less than this is the last
+
+
+def ladder(top: int, low: int = 1) -> list[int]:
+    """1, 2, 4, ... and the top itself."""
+    steps = []
+    value = low
+    while value < top:
+        steps.append(value)
+        value *= 2
+    return [*steps, top]
+
+
+def is_saturated(summaries: Sequence[Summary]) -> bool:
+    """Whether the last point gave hardly more than the one before, or an open loop diverged."""
+    last = summaries[-1]
+    if any("overloaded" in reason for reason in last.unsound):
+        return True
+    rates = [s.json["throughput"]["requests_per_s"] for s in summaries if "counts" in s.json]
+    if len(rates) < 3 or not rates[-2] or rates[-1] is None:
+        return False
+    return bool(rates[-1] < SATURATED * rates[-2])
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    rows: list[dict[str, Any]]
+    fit: Scaling | None
+    best_under_slo: dict[str, Any] | None
+
+    def as_json(self) -> dict[str, Any]:
+        fit = self.fit
+        return {
+            "points": self.rows,
+            "fit": None
+            if fit is None
+            else {
+                "x1": fit.x1,
+                "sigma": fit.sigma,
+                "kappa": fit.kappa,
+                "kappa_interval": list(fit.kappa_interval) if fit.kappa_interval else None,
+                "r2": fit.r2,
+                "knee": fit.knee,
+                "ceiling": fit.ceiling,
+                "peak": fit.peak,
+            },
+            "best_under_slo": self.best_under_slo,
+        }
+
+
+def analyse(summaries: Sequence[Summary]) -> SweepResult:
+    rows = [_row(s) for s in summaries if "counts" in s.json]
+    # Between the prompts' limit and full batches the curve is Amdahl's; a diverged point is none.
+    points = [(r["L"], r["requests_per_s"]) for r in rows if r["L"] and r["requests_per_s"]]
+    fit = fit_scaling(points) if len(points) >= 3 else None
+    meeting = [r for r in rows if r["has_slo"] and (r["goodput_share"] or 0) >= 0.99]
+    best = max(meeting, key=lambda r: float(r["requests_per_s"] or 0), default=None)
+    return SweepResult(rows, fit, best)
+
+
+def _row(summary: Summary) -> dict[str, Any]:
+    json = summary.json
+    model = next((m for m in json["model_rows"] if m["name"] == "output_tokens_per_s"), None)
+    return {
+        "load": json["load"]["text"],
+        "L": json["concurrency"]["mean"],
+        "requests_per_s": json["throughput"]["requests_per_s"],
+        "output_tokens_per_s": json["throughput"]["output_tokens_per_s"],
+        "ttft_p99_ms": json["ttft_ms"]["p99"],
+        "ttft_p50_ms": json["ttft_ms"]["p50"],
+        "tpot_p50_ms": json["tpot_ms"]["p50"],
+        "e2e_p99_ms": json["e2e_ms"]["p99"],
+        "e2e_mean_ms": json["e2e_ms"]["mean"],
+        "goodput_share": json["goodput"]["share_of_sent"],
+        "has_slo": bool(json["goodput"]["slo_ms"]),
+        "little": json["little"]["verdict"],
+        "model_ratio": model["ratio"] if model else None,
+        "sound": not summary.unsound,
+    }
+
+
+def table(result: SweepResult) -> list[str]:
+    lines = [
+        f"{'load':32}{'L':>7}{'req/s':>9}{'tok/s':>9}{'ttft p50':>10}{'p99':>8}{'tpot p50':>10}"
+        f"{'e2e p99':>9}{'goodput':>9}{'model':>7}  little"
+    ]
+    for r in result.rows:
+        mark = "✔" if r["little"] == "good" else "✘"
+        good = percent(r["goodput_share"]) if r["has_slo"] else "–"
+        lines.append(
+            f"{r['load']:32}{number(r['L']):>7}{number(r['requests_per_s']):>9}"
+            f"{number(r['output_tokens_per_s']):>9}{number(r['ttft_p50_ms']):>10}"
+            f"{number(r['ttft_p99_ms']):>8}{number(r['tpot_p50_ms']):>10}"
+            f"{number(r['e2e_p99_ms']):>9}{good:>9}{number(r['model_ratio']):>7}  {mark}"
+            + ("" if r["sound"] else " unsound")
+        )
+    lines += _fit_lines(result)
+    if result.best_under_slo is not None:
+        best = result.best_under_slo
+        lines.append(f"most under the limits: {best['load']}, {number(best['requests_per_s'])}/s")
+    elif any(r["has_slo"] for r in result.rows):
+        lines.append("no point meets the limits")
+    return lines
+
+
+def _fit_lines(result: SweepResult) -> list[str]:
+    fit = result.fit
+    if fit is None:
+        return ["fit       needs three points of different L"]
+    kappa = "κ = 0"
+    if fit.kappa > 0 or fit.kappa_interval is not None:
+        kappa = f"κ = {fit.kappa:.2g}"
+        if fit.kappa_interval is not None:
+            low, high = fit.kappa_interval
+            kappa += f" [{low:.1g} … {high:.1g}]"
+    lines = [
+        f"fit       X(N) = {number(fit.x1)} N / (1 + {number(fit.sigma)} (N - 1)), {kappa}, "
+        f"R² = {fit.r2:.4f}"
+    ]
+    parts = []
+    if fit.knee is not None:
+        parts.append(f"knee N = {fit.knee:.0f} ({number(fit(fit.knee))} req/s)")
+    if fit.ceiling is not None:
+        parts.append(f"ceiling {number(fit.ceiling)} req/s")
+    if fit.peak is not None and math.isfinite(fit.peak):
+        parts.append(f"more than N = {fit.peak:.0f} gives less")
+    return [*lines, f"          {' · '.join(parts)}"] if parts else lines

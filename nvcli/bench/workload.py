@@ -1,0 +1,254 @@
+"""What is sent, and when: decided before the first request, from one seed.
+
+Three streams of random numbers - arrivals, lengths, content - come from the seed, so that another
+rate does not change the prompts. Prompts are token ids and never pass through text, unless they are
+read from a file. A cold run salts the content, so nothing of an older run is in the prefix cache;
+lengths stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FIRST_ID = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token counts: `1024`, `LO:HI` (uniform), `geometric:MEAN`, `lognormal:MEAN:CV`."""
+
+    text: str
+    kind: str
+    a: float
+    b: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Lengths:
+        """Raises `UsageError`."""
+        name, *rest = text.strip().split(":")
+        try:
+            if name in ("geometric", "lognormal"):
+                a, b = float(rest[0]), float(rest[1]) if name == "lognormal" else 0.0
+                if len(rest) != (2 if name == "lognormal" else 1) or a < 1 or b < 0:
+                    raise ValueError
+                return cls(text, name, a, b)
+            low = int(name)
+            high = int(rest[0]) if rest else low
+            if len(rest) > 1 or not 1 <= low <= high:
+                raise ValueError
+        except (ValueError, IndexError):
+            raise UsageError(
+                f"{text!r} is no length",
+                hint="Write 1024, 128:2048, geometric:256 or lognormal:256:0.5.",
+            ) from None
+        return cls(text, "uniform", low, high)
+
+    @property
+    def mean(self) -> float:
+        return (self.a + self.b) / 2 if self.kind == "uniform" else self.a
+
+    def draw(self, rng: np.random.Generator) -> int:
+        if self.kind == "uniform":
+            return int(rng.integers(int(self.a), int(self.b) + 1))
+        if self.kind == "geometric":
+            return int(rng.geometric(1 / self.a))
+        sigma = math.sqrt(math.log(1 + self.b**2))
+        return max(1, round(float(rng.lognormal(math.log(self.a) - sigma**2 / 2, sigma))))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Gaps between sends: `poisson`, `constant`, `gamma:CV` (shape 1 / CV^2)."""
+
+    text: str
+    cv: float
+
+    @classmethod
+    def parse(cls, text: str) -> Arrival:
+        """Raises `UsageError`."""
+        name, _, value = text.strip().partition(":")
+        try:
+            cv = {"poisson": 1.0, "constant": 0.0}[name] if not value else float(value)
+            if (value and name != "gamma") or not 0 <= cv < 100:
+                raise ValueError
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"{text!r} is no arrival", hint="Write poisson, constant or gamma:2."
+            ) from None
+        return cls(text, cv)
+
+    def gaps(self, rate: float, rng: np.random.Generator) -> Iterator[float]:
+        if self.cv == 0:
+            while True:
+                yield 1 / rate
+        shape = 1 / self.cv**2
+        while True:
+            yield float(rng.gamma(shape, 1 / (rate * shape)))
+
+
+@dataclass(slots=True)
+class Planned:
+    """One request of the schedule. `at_s` counts from the start; None: when a place is free."""
+
+    index: int
+    prompt: list[int] | str | list[dict[str, Any]]
+    n_out: int
+    at_s: float | None = None
+    n_in: int | None = None  # known for token ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Everything that decides the prompts and answers; `hash` names it."""
+
+    in_len: Lengths = field(default_factory=lambda: Lengths.parse("128"))
+    out_len: Lengths = field(default_factory=lambda: Lengths.parse("64"))
+    data: str = "random"
+    prefix: str | None = None
+    seed: int = 0
+    cache: str = "cold"
+
+    def __post_init__(self) -> None:
+        parse_prefix(self.prefix)
+        kind = self.data.partition(":")[0]
+        if kind not in ("random", "jsonl", "sharegpt"):
+            raise UsageError(
+                f"--data {self.data}: it must be random, jsonl:PATH or sharegpt:PATH", param="data"
+            )
+
+    @property
+    def text(self) -> str:
+        source = "random" if self.data == "random" else self.data.partition(":")[0]
+        prefix = f", prefix {self.prefix}" if self.prefix else ""
+        asked = "" if self.data != "random" else f"{self.in_len.text} "
+        return f"{source} {asked}-> {self.out_len.text}{prefix}, {self.cache} cache"
+
+    def as_json(self) -> dict[str, Any]:
+        value: dict[str, Any] = {
+            "in_len": self.in_len.text,
+            "out_len": self.out_len.text,
+            "data": self.data if self.data == "random" else _file_name(self.data),
+            "prefix": self.prefix,
+            "cache": self.cache,
+            "seed": self.seed,
+        }
+        content = {**value, "data": self.data if self.data == "random" else _digest(self.data)}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return {**value, "hash": digest[:6], "text": self.text}
+
+    def requests(
+        self, *, vocab_size: int, max_len: int | None = None, salt: int = 0
+    ) -> Iterator[Planned]:
+        """Requests without end, in order. Raises `UsageError` for a file that is none."""
+        lengths = np.random.default_rng([self.seed, 1])
+        content = np.random.default_rng([self.seed, 2, salt if self.cache == "cold" else 0])
+        prefix_len, groups = parse_prefix(self.prefix)
+        prefixes = [_ids(content, vocab_size, prefix_len) for _ in range(groups)]
+        stored = None if self.data == "random" else read_prompts(self.data)
+        index = 0
+        while True:
+            n_in, n_out = self.in_len.draw(lengths), self.out_len.draw(lengths)
+            if stored is not None:
+                yield Planned(index, stored[index % len(stored)], n_out)
+            else:
+                prompt = _ids(content, vocab_size, n_in)
+                if prefixes:
+                    prompt = prefixes[index % groups] + prompt
+                if max_len is not None:  # an answer of one token at least
+                    prompt = prompt[: max(max_len - 1, 1)]
+                    n_out = max(min(n_out, max_len - len(prompt)), 1)
+                yield Planned(index, prompt, n_out, n_in=len(prompt))
+            index += 1
+
+    def schedule(self, rate: float, arrival: Arrival, duration_s: float) -> Iterator[float]:
+        """Moments of an open loop, in seconds from the start."""
+        at = 0.0
+        for gap in arrival.gaps(rate, np.random.default_rng([self.seed, 0])):
+            at += gap
+            if at > duration_s:
+                return
+            yield at
+
+
+def parse_prefix(text: str | None) -> tuple[int, int]:
+    """`LEN:GROUPS` -> (tokens, how many different ones). Raises `UsageError`."""
+    if text is None:
+        return 0, 0
+    length, _, groups = text.partition(":")
+    try:
+        found = int(length), int(groups or 1)
+        if min(found) < 1:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"{text!r} is no prefix", hint="Write LEN:GROUPS, as 512:8.") from None
+    return found
+
+
+def _ids(rng: np.random.Generator, vocab_size: int, n: int) -> list[int]:
+    return [int(i) for i in rng.integers(_FIRST_ID, vocab_size, n)]
+
+
+def _file_name(data: str) -> str:
+    kind, _, path = data.partition(":")
+    return f"{kind}:{Path(path).name}"
+
+
+def _digest(data: str) -> str:
+    kind, _, path = data.partition(":")
+    try:
+        return f"{kind}:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
+    except OSError as exc:
+        raise UsageError(f"--data {path}: {exc.strerror or exc}", param="data") from exc
+
+
+def read_prompts(data: str) -> list[str | list[dict[str, Any]]]:
+    """Prompts of `jsonl:PATH` ({"prompt"} or {"messages"} a line) or `sharegpt:PATH`.
+
+    Raises `UsageError`.
+    """
+    kind, _, path = data.partition(":")
+    try:
+        raw = Path(path).read_bytes()
+        found = _jsonl_prompts(raw) if kind == "jsonl" else _sharegpt_prompts(raw)
+    except OSError as exc:
+        raise UsageError(f"--data {path}: {exc.strerror or exc}", param="data") from exc
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise UsageError(f"--data {path} is no {kind} file of prompts", param="data") from exc
+    if not found:
+        raise UsageError(f"--data {path} holds no prompts", param="data")
+    return found
+
+
+def _jsonl_prompts(raw: bytes) -> list[str | list[dict[str, Any]]]:
+    prompts: list[str | list[dict[str, Any]]] = []
+    for line in raw.split(b"\n"):
+        if line.strip():
+            value = json.loads(line)
+            body = value.get("body", value)
+            prompt = body["messages"] if "messages" in body else body["prompt"]
+            if not isinstance(prompt, str | list) or not prompt:
+                raise ValueError("no prompt")
+            prompts.append(prompt)
+    return prompts
+
+
+def _sharegpt_prompts(raw: bytes) -> list[str | list[dict[str, Any]]]:
+    """The first human turn of every conversation."""
+    prompts: list[str | list[dict[str, Any]]] = []
+    for item in json.loads(raw):
+        turns = [t["value"] for t in item["conversations"] if t["from"] in ("human", "user")]
+        if turns and turns[0]:
+            prompts.append([{"role": "user", "content": turns[0]}])
+    return prompts

@@ -1,0 +1,309 @@
+"""The load client against the stub: the timetable comes back, failures are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nvcli.bench import metrics
+from nvcli.bench.children import stub_server
+from nvcli.bench.client import (
+    Client,
+    Endpoint,
+    EventReader,
+    Load,
+    LoadResult,
+    LoadRun,
+    new_record,
+    probe,
+    take_event,
+)
+from nvcli.bench.online import Options, Point, Session, Target, server_flags
+from nvcli.bench.record import RequestRecord, read_runs
+from nvcli.bench.selftest import Check
+from nvcli.bench.summary import summarize
+from nvcli.bench.workload import Arrival, Lengths, Planned, Workload
+from nvcli.errors import UsageError
+from tests.cli.conftest import Cli
+
+SMALL = Workload(in_len=Lengths.parse("8"), out_len=Lengths.parse("3"))
+
+
+def drive(url: str, load: Load, *, timeout_s: float = 10, workload: Workload = SMALL) -> LoadResult:
+    async def run() -> LoadResult:
+        async with Client(Endpoint(url, "stub"), timeout_s=timeout_s) as client:
+            planned = workload.requests(vocab_size=100)
+            return await LoadRun(client, load, planned, lambda record: None).run()
+
+    return asyncio.run(run())
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def test_events_come_back_however_the_stream_is_cut() -> None:
+    stream = b': ping\n\ndata: {"a":1}\r\n\r\ndata:[DONE]\n\n'
+    for cut in range(len(stream)):
+        reader = EventReader()
+        found = reader.feed(stream[:cut]) + reader.feed(stream[cut:])
+        assert found == [b'{"a":1}', b"[DONE]"], cut
+
+
+def record() -> RequestRecord:
+    return new_record(Planned(0, [1], 1, n_in=1), 0)
+
+
+def test_tokens_are_counted_not_chunks() -> None:
+    r = record()
+    take_event(r, b'{"choices":[{"text":"","token_ids":[]}]}', 1)
+    take_event(r, b'{"choices":[{"text":"ab","token_ids":[1,2]}]}', 2)
+    take_event(r, b'{"choices":[{"text":"c"}]}', 3)
+    take_event(r, b'{"choices":[{"delta":{"content":"d"}}]}', 3)  # read at the same moment
+    take_event(r, b'{"choices":[{"delta":{"role":"assistant"}}]}', 4)
+    usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": None}
+    take_event(r, json.dumps({"choices": [], "usage": usage}).encode(), 5)
+    take_event(r, b"[DONE]", 6)
+    assert r.chunks == [(2, 2), (3, 2)]
+    assert (r.n_in, r.n_out, r.cached) == (9, 5, None)
+
+
+# --- against the stub ----------------------------------------------------------------------------
+
+
+def test_open_loop_recovers_the_timetable() -> None:
+    times = [0.02 * i for i in range(50)]
+    with stub_server(10, 0, 5) as url:
+        result = drive(url, Load(times=times))
+    assert result.num_planned == 50
+    assert {r.status for r in result.records} == {"ok"}
+    found = [metrics.latencies(r) for r in result.records]
+    # the median of a busy machine may be late, never early
+    assert 0.010 <= sorted(v.ttft_service or 0 for v in found)[25] < 0.040
+    assert 0.0045 <= sorted(v.tpot or 0 for v in found)[25] < 0.015
+    assert [r.n_out for r in result.records] == [3] * 50
+    stars = sorted(r.s_star_ns for r in result.records)
+    assert [b - a for a, b in itertools.pairwise(stars)] == [20_000_000] * 49  # the schedule's
+
+
+def test_closed_loop_keeps_its_places_busy() -> None:
+    with stub_server(20, 0, 0) as url:
+        result = drive(url, Load(concurrency=4, num_requests=40))
+    assert len(result.records) == result.num_planned == 40
+    events = sorted(
+        [(r.s_ns, 1) for r in result.records] + [(r.end_ns, -1) for r in result.records]
+    )
+    assert max(itertools.accumulate(change for _, change in events)) == 4
+
+
+def test_capped_open_loop_counts_the_wait_for_a_place() -> None:
+    with stub_server(100, 0, 0) as url:
+        result = drive(url, Load(times=[0.0, 0.001, 0.002], cap=1))
+    late = sorted(metrics.latencies(r).late for r in result.records)
+    assert late[2] > 0.18
+
+
+def test_timeout_is_a_record() -> None:
+    with stub_server(500, 0, 0) as url:
+        result = drive(url, Load(concurrency=1, num_requests=1), timeout_s=0.05)
+    assert [(r.status, r.chunks) for r in result.records] == [("timeout", [])]
+
+
+def test_dead_server_gives_errors_not_exceptions() -> None:
+    result = drive("http://127.0.0.1:9", Load(concurrency=2, num_requests=4))
+    assert [r.status for r in result.records] == ["error"] * 4
+    assert all(r.error for r in result.records)
+
+
+def test_session_stores_what_report_reads(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+
+    async def run(url: str) -> None:
+        async with Session(Target(url), Options(SMALL), path, "serve") as session:
+            await session.measure(Point(concurrency=4, duration_s=1.0))
+            await session.measure(Point(rate=50, num_requests=30))
+
+    with stub_server(5, 0, 1) as url:
+        asyncio.run(run(url))
+    closed, opened = (summarize(r) for r in read_runs(path))
+    assert closed.json["counts"]["failed"] == 0
+    assert closed.json["little"]["identity_error"] == 0
+    assert closed.json["load"]["text"] == "closed loop, c = 4"
+    assert opened.json["counts"]["total"] == 30
+
+
+def test_strict_endpoint_gets_openai_s_fields_only() -> None:
+    endpoint = Endpoint("http://x", "m")
+    planned = Planned(0, [1, 2], 5)
+    assert endpoint.body(planned)[1]["ignore_eos"] is True
+    endpoint.is_strict = True
+    path, body = endpoint.body(planned)
+    assert path == "/v1/completions"
+    assert not {"ignore_eos", "min_tokens", "return_token_ids"} & set(body)
+    chat = Planned(0, [{"role": "user", "content": "hi"}], 5)
+    assert endpoint.body(chat)[0] == "/v1/chat/completions"
+
+    async def run(url: str) -> float:
+        async with Client(Endpoint(url, "stub"), timeout_s=5) as client:
+            return await probe(client, planned)
+
+    with stub_server(0, 0, 0) as url:
+        assert asyncio.run(run(url)) > 0
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def test_serve_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    flags = ["-c", "2", "--duration", "1s", "--in-len", "4", "--out-len", "1"]
+    with stub_server(5, 0, 0) as url:
+        result = cli("bench", "serve", f"{url}/v1", *flags, "--json")
+    assert result.code in (0, 6), result.err
+    found = json.loads(result.out, parse_constant=pytest.fail)
+    assert found["counts"]["ok"] > 20
+    assert found["tpot_ms"]["mean"] is None  # one token
+    assert found["client"]["ceiling_requests_per_s"] > 50
+    assert cli("bench", "report", "last").out
+
+
+def test_sweep_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    flags = ["--concurrencies", "1,2,4", "--duration", "1s", "--in-len", "4", "--out-len", "2"]
+    with stub_server(20, 0, 5) as url:
+        result = cli("bench", "sweep", url, *flags, "--slo", "e2e=10s", "--json")
+    assert result.code in (0, 6), result.err
+    found = json.loads(result.out, parse_constant=pytest.fail)
+    assert [p["load"] for p in found["points"]] == [f"closed loop, c = {n}" for n in (1, 2, 4)]
+    rates = [p["requests_per_s"] for p in found["points"]]
+    assert rates[2] > 2 * rates[0]  # a stub has no limit
+    assert found["fit"]["x1"] > 0
+
+
+BAD = [
+    ["serve", "127.0.0.1:8000"],
+    ["serve", "http://x", "--dtype", "float32"],
+    ["serve", "http://x", "-c", "0"],
+    ["serve", "http://x", "--arrival", "constant"],
+    ["serve", "http://x", "--rate", "1", "--arrival", "bursty"],
+    ["serve", "http://x", "--in-len", "5:1"],
+    ["serve", "http://x", "--slo", "ttfb=1s"],
+    ["serve", "http://x", "--data", "csv:x"],
+    ["serve", "http://x", "--data", "jsonl:/nowhere"],
+    ["serve", "http://x", "--cache", "hot"],
+    ["serve", "http://x", "--prefix", "0"],
+    ["serve", "http://x", "--duration", "soon"],
+    ["serve", "--served-model-name", "x"],
+    ["sweep", "http://x", "--rates", "1,-2"],
+    ["sweep", "http://x", "--rates", "1", "--concurrencies", "2"],
+    ["latency", "--repeat", "0"],
+    ["throughput", "--requests", "0"],
+    ["plan", "--gpu", "Voodoo2"],
+    ["plan", "--rate", "0"],
+]
+
+
+@pytest.mark.parametrize("args", BAD, ids=" ".join)
+def test_usage_errors_come_before_any_work(cli: Cli, args: list[str]) -> None:
+    result = cli("bench", *args)
+    assert (result.code, result.out) == (2, ""), result.err
+    assert result.err.count("\n") == 1
+
+
+def test_endpoint_that_is_not_there(cli: Cli) -> None:
+    result = cli("bench", "serve", "http://127.0.0.1:9", "--duration", "1s")
+    assert result.code == 1
+    assert "does not answer" in result.err
+
+
+def test_kill_9_of_the_parent_leaves_no_child() -> None:
+    """S5: the stub sees its input close."""
+    code = (
+        "import time\nfrom nvcli.bench.children import stub_server\n"
+        "with stub_server(0, 0, 0) as url:\n    print(url, flush=True)\n    time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    port = int(parent.stdout.readline().rsplit(":", 1)[1])
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while f":{port:04X} " in Path("/proc/net/tcp").read_text():
+        assert time.monotonic() < deadline, "the stub still listens"
+        time.sleep(0.05)
+
+
+# --- the schedule --------------------------------------------------------------------------------
+
+
+def test_schedule_is_fixed_by_the_seed_and_the_rate_changes_no_prompt() -> None:
+    workload = Workload(in_len=Lengths.parse("4:9"), out_len=Lengths.parse("geometric:5"), seed=3)
+    first = list(itertools.islice(workload.requests(vocab_size=50), 20))
+    assert first == list(itertools.islice(workload.requests(vocab_size=50), 20))
+    assert all(4 <= len(p.prompt) <= 9 and p.n_out >= 1 for p in first)
+    poisson = Arrival.parse("poisson")
+    assert list(workload.schedule(5, poisson, 10)) == list(workload.schedule(5, poisson, 10))
+
+
+def test_salt_changes_content_and_not_lengths() -> None:
+    workload = Workload(in_len=Lengths.parse("4:99"))
+    a, b = (list(itertools.islice(workload.requests(vocab_size=50, salt=s), 9)) for s in (1, 2))
+    assert [p.n_in for p in a] == [p.n_in for p in b]
+    assert a[0].prompt != b[0].prompt
+    keep = Workload(cache="keep")
+    assert next(keep.requests(vocab_size=9, salt=1)) == next(keep.requests(vocab_size=9, salt=2))
+
+
+def test_arrivals_have_their_mean_and_spread() -> None:
+    for text, cv in (("constant", 0.0), ("poisson", 1.0), ("gamma:2", 2.0)):
+        times = list(Workload().schedule(100, Arrival.parse(text), 200))
+        gaps = [b - a for a, b in itertools.pairwise([0.0, *times])]
+        mean = sum(gaps) / len(gaps)
+        spread = (sum((g - mean) ** 2 for g in gaps) / len(gaps)) ** 0.5
+        assert mean == pytest.approx(0.01, rel=0.1)
+        assert spread / mean == pytest.approx(cv, abs=0.1)
+
+
+def test_lengths() -> None:
+    assert Lengths.parse("128:2048").mean == 1088
+    for bad in ("0", "x", "5:1", "1:2:3", "geometric", "lognormal:5", "geometric:0.5"):
+        with pytest.raises(UsageError):
+            Lengths.parse(bad)
+    workload = Workload(in_len=Lengths.parse("50"), out_len=Lengths.parse("50"))
+    cut = next(workload.requests(vocab_size=9, max_len=60))
+    assert (cut.n_in, cut.n_out) == (50, 10)
+    prefixed = Workload(in_len=Lengths.parse("2"), prefix="3:2").requests(vocab_size=99)
+    a, b, c = (p.prompt for p in itertools.islice(prefixed, 3))
+    assert a[:3] == c[:3] != b[:3]
+
+
+def test_files_of_prompts(tmp_path: Path) -> None:
+    lines = tmp_path / "p.jsonl"
+    lines.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
+    found = Workload(data=f"jsonl:{lines}").requests(vocab_size=9)
+    assert [p.prompt for p in itertools.islice(found, 3)][::2] == ["a", "a"]
+    shared = tmp_path / "s.json"
+    shared.write_text(json.dumps([{"conversations": [{"from": "human", "value": "hi"}]}]))
+    (message,) = next(Workload(data=f"sharegpt:{shared}").requests(vocab_size=9)).prompt
+    assert message == {"role": "user", "content": "hi"}
+
+
+def test_check_allows_the_machine_s_own_lateness() -> None:
+    assert Check("x", 50, 53).passes
+    assert not Check("x", 50, 54).passes
+    assert Check("x", 50, 54, noise_ms=2).passes
+    assert not Check("x", 50, None).passes
+
+
+def test_server_flags() -> None:
+    given = {"model": "m", "memory_utilization": 0.5, "max_num_seqs": None}
+    assert server_flags(given) == ["--model", "m", "--gpu-memory-utilization", "0.5"]

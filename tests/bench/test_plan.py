@@ -1,0 +1,87 @@
+"""`bench plan` and the analysis of a sweep: arithmetic that needs no machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
+from nvcli.bench.record import read_runs
+from nvcli.bench.summary import summarize
+from nvcli.bench.sweep import analyse, is_saturated, ladder, table
+from tests.bench.runs import closed_loop, store
+from tests.cli.conftest import Cli
+
+
+def test_limits_of_the_kv_cache() -> None:
+    """1,000 blocks of 16, 96 in, 64 out: 16,000 / (96 + 32 + 8) on average, 1,000 // 10 at most."""
+    rows = limit_rows(num_blocks=1000, block_size=16, slots=256, n_in=96, n_out=64)
+    by_name = {r["resource"]: r for r in rows}
+    assert by_name["KV, on average"]["allows"] == 16_000 // 136
+    assert by_name["KV, never preempting"]["soft"] == 100
+    assert binding(rows)["resource"] == "KV, on average"
+    few = limit_rows(num_blocks=1000, block_size=16, slots=8, n_in=96, n_out=64)
+    assert binding(few)["resource"] == "sequence slots"
+
+
+def test_shared_prefix_counts_once() -> None:
+    rows = limit_rows(num_blocks=1000, block_size=16, slots=256, n_in=96, n_out=64, prefix=80)
+    assert rows[0]["allows"] == (1000 - 5) * 16 // (16 + 32 + 8)
+
+
+def test_slots_for_a_load() -> None:
+    assert safe_slots(21) == 35  # 21 + 3 sqrt(21) = 34.7
+    assert graph_size(35) == 40
+    assert [graph_size(n) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, 16]
+
+
+def test_ladder() -> None:
+    assert ladder(16) == [1, 2, 4, 8, 16]
+    assert ladder(10) == [1, 2, 4, 8, 10]
+    assert ladder(1) == [1]
+
+
+def test_plan_by_datasheet(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    flags = ["--gpu", "H200", "--in-len", "1024", "--out-len", "256"]
+    result = cli("bench", "plan", "demo", *flags, "--json")
+    assert (result.code, result.err) == (0, "")
+    found = json.loads(result.out, parse_constant=pytest.fail)
+    assert found["source"] == "datasheet"
+    assert [p["concurrency"] for p in found["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    for p in found["points"]:  # Little, by construction
+        assert p["requests_per_s"] * p["e2e_ms"] / 1e3 == pytest.approx(p["concurrency"])
+    text = cli("bench", "plan", "demo", *flags, "--rate", "10", "--explain").out
+    assert "Little" in text
+    assert "café" in text
+    assert "binds" in text
+    huge = cli("bench", "plan", "demo", *flags, "--rate", "1000000", "--explain")
+    assert huge.code == 0
+    assert "beyond" in huge.out
+
+
+def test_sweep_finds_the_curve_it_was_made_of(tmp_path: Path) -> None:
+    """Requests of 50 ms up to 4 places; with 8 places each takes 100 ms: the same rate."""
+    path = tmp_path / "s.jsonl"
+    for clients in (1, 2, 4):
+        load = {"mode": "closed", "concurrency": clients, "text": f"c = {clients}"}
+        records = closed_loop(60, clients=clients)
+        store(path, records, load=load, slo={"e2e": 0.06})
+    slow = closed_loop(60, clients=8, ttft_ms=40, gap_ms=20)
+    load = {"mode": "closed", "concurrency": 8, "text": "c = 8"}
+    store(path, slow, load=load, slo={"e2e": 0.06})
+    summaries = [summarize(r) for r in read_runs(path)]
+    assert not is_saturated(summaries[:3])
+    assert is_saturated(summaries)
+    found = analyse(summaries)
+    assert [round(r["requests_per_s"]) for r in found.rows] == pytest.approx(
+        [20, 40, 80, 80], rel=0.05
+    )
+    assert found.best_under_slo is not None
+    assert found.best_under_slo["load"] == "c = 4"
+    assert found.fit is not None
+    text = "\n".join(table(found))
+    assert "most under the limits: c = 4" in text
+    assert "nan" not in text
