@@ -12,12 +12,12 @@ _nvcli() {
     fi
     for ((i = 1; i < COMP_CWORD; i++)); do
         case "$command/${COMP_WORDS[i]}" in
-            "/chat"|"/batch"|"/serve"|"/tokens"|"/doctor"|"/completion"|"/bench"|"bench/latency"|"bench/throughput"|"bench/report"|"bench/compare"|"/models"|"models/list"|"models/show"|"models/pull"|"models/rm"|"models/verify") command="${command:+$command }${COMP_WORDS[i]}" ;;
+            "/chat"|"/batch"|"/serve"|"/tokens"|"/doctor"|"/completion"|"/bench"|"bench/latency"|"bench/throughput"|"bench/report"|"bench/compare"|"bench/serve"|"bench/sweep"|"bench/plan"|"/models"|"models/list"|"models/show"|"models/pull"|"models/rm"|"models/verify") command="${command:+$command }${COMP_WORDS[i]}" ;;
         esac
     done
     case "$command" in
         "")
-            options="--version -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--version -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:words words="chat batch serve tokens doctor completion bench models"
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -25,7 +25,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "chat")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --attach -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --tools --mcp --allow-tool -c --continue --session --no-save --show-thinking --no-stream -x --extract --json --stream-json --stats --stats-json --dry-run --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --attach -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --tools --mcp --allow-tool -c --continue --session --no-save --show-thinking --no-stream -x --extract --json --stream-json --stats --stats-json --dry-run --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -43,7 +43,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "batch")
-            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:files
             case "$prev" in
                 -o|--output|--stats-json|--log-file|--config) kind=files ;;
@@ -61,7 +61,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --host --port --uds --ready-file --api-key-file --cors-origin --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --host --port --uds --ready-file --api-key-file --cors-origin --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -77,7 +77,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "tokens")
-            options="-m --model --chat -s --system --think --no-think -f --file --ids --show --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --chat -s --system --think --no-think -f --file --ids --show --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -87,7 +87,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "doctor")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -99,7 +99,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "completion")
-            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:words words="bash zsh fish"
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -107,12 +107,12 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench")
-            options="--help -h"
-            kind=argument:words words="latency throughput report compare"
+            options="-h --help"
+            kind=argument:words words="latency throughput report compare serve sweep plan"
             case "$prev" in
             esac ;;
         "bench latency")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -125,7 +125,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench throughput")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -140,7 +140,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench report")
-            options="--define --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--define --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --out|--log-file|--config) kind=files ;;
@@ -148,7 +148,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench compare")
-            options="--gate --lenient --any-workload --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--gate --lenient --any-workload --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --gate) kind=free ;;
@@ -156,13 +156,55 @@ _nvcli() {
                 --log-file|--config) kind=files ;;
                 --profile) kind=profiles ;;
             esac ;;
+        "bench serve")
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --rate --arrival --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --seed --served-model-name --gpu-metrics --self-test --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            kind=argument:free
+            case "$prev" in
+                -m|--model) kind=models ;;
+                --device) kind=words words="auto cuda cpu" ;;
+                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--rate|--arrival|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--seed|--served-model-name) kind=free ;;
+                --load-format) kind=words words="auto safetensors dummy" ;;
+                --cache) kind=words words="cold keep" ;;
+                --warmup) kind=words words="auto" ;;
+                --out|--log-file|--config) kind=files ;;
+                --color) kind=words words="auto always never" ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "bench sweep")
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --seed --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            kind=argument:free
+            case "$prev" in
+                -m|--model) kind=models ;;
+                --device) kind=words words="auto cuda cpu" ;;
+                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--concurrencies|--rates|--arrival|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--seed|--served-model-name) kind=free ;;
+                --load-format) kind=words words="auto safetensors dummy" ;;
+                --cache) kind=words words="cold keep" ;;
+                --warmup) kind=words words="auto" ;;
+                --out|--log-file|--config) kind=files ;;
+                --color) kind=words words="auto always never" ;;
+                --profile) kind=profiles ;;
+            esac ;;
+        "bench plan")
+            options="-m --model --device --dtype --gpu-memory-utilization --max-num-seqs --in-len --out-len --rate --arrival --gpu --explain --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            kind=argument:free
+            case "$prev" in
+                -m|--model) kind=models ;;
+                --device) kind=words words="auto cuda cpu" ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --gpu-memory-utilization|--max-num-seqs|--in-len|--out-len|--rate|--arrival|--gpu) kind=free ;;
+                --color) kind=words words="auto always never" ;;
+                --log-file|--config) kind=files ;;
+                --profile) kind=profiles ;;
+            esac ;;
         "models")
-            options="--help -h"
+            options="-h --help"
             kind=argument:words words="list show pull rm verify"
             case "$prev" in
             esac ;;
         "models list")
-            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -170,7 +212,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "models show")
-            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -178,7 +220,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "models pull")
-            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -186,7 +228,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "models rm")
-            options="-y --yes -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="-y --yes -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
@@ -194,7 +236,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "models verify")
-            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config --help -h"
+            options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
