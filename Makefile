@@ -33,8 +33,9 @@ chat: $(RUN)  ## set up and open a chat on the built-in model; ASK='...' answers
 
 chat: export NVCLI_MAKE_ASK = $(value ASK)
 
+# One torch thread a worker: threads that spin for each other cost more than they bring here.
 test: $(DEV)  ## set up and run the whole suite on the CPU
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 check: $(DEV)  ## ruff, mypy, import layers
 	@$(BIN)/ruff check .
