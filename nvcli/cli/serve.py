@@ -271,6 +271,7 @@ def serve(
         host=host,
         port=port,
         uds=uds,
+        attach_socket=_attach_socket() if uds is None else None,
         api_keys=read_keys(api_key_file),
         served_model_names=tuple(served_model_name or ()),
         max_queue=max_queue,
@@ -333,6 +334,14 @@ def _loader(
         return llm
 
     return load
+
+
+def _attach_socket() -> Path | None:
+    """Where `--attach auto` looks; None without a folder of this user's for it."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    if not folder.is_absolute() or not folder.is_dir() or folder.stat().st_uid != os.getuid():
+        return None
+    return folder / "nvcli" / "serve.sock"
 
 
 def _has_gpu(config: EngineConfig) -> bool:

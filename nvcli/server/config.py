@@ -25,6 +25,8 @@ class ServerConfig:
     """Port to listen on; 0 lets the system choose one."""
     uds: Path | None = None
     """Listen on this Unix socket in place of host and port."""
+    attach_socket: Path | None = None
+    """A Unix socket beside host and port, where `nvcli chat --attach auto` looks."""
     api_keys: tuple[str, ...] = ()
     """A request must bring one of these; none: no key is asked for."""
     served_model_names: tuple[str, ...] = ()

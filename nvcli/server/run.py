@@ -137,13 +137,20 @@ class _Server:
         self._num_signals = 0
         self._stop = asyncio.Event()
         self._listener = listen(config)
+        self._sockets = [self._listener.socket]
+        self._paths = [config.uds] if config.uds is not None else []
+        if config.attach_socket is not None:
+            with contextlib.suppress(PortError, OSError):  # another server of this user has it
+                config.attach_socket.parent.mkdir(mode=0o700, exist_ok=True)
+                self._sockets.append(_listen_unix(config.attach_socket).socket)
+                self._paths.append(config.attach_socket)
         self._app: App = create_app(config)
         self._llm: ServerEngine | None = None
         self._has_ready_file = False
 
     async def run(self) -> int:
         uvicorn = _make_uvicorn(self._app)
-        answering = asyncio.create_task(uvicorn.serve(sockets=[self._listener.socket]))
+        answering = asyncio.create_task(uvicorn.serve(sockets=self._sockets))
         loading = asyncio.create_task(_in_daemon_thread(self._load))
         stopping = asyncio.create_task(self._stop.wait())
         with self._signals():
@@ -193,7 +200,7 @@ class _Server:
             self._note(f"{state.num_requests} requests did not end in time")
 
     def remove_files(self) -> None:
-        paths = [self.config.uds] if self.config.uds is not None else []
+        paths = list(self._paths)
         if self._has_ready_file and self.config.ready_file is not None:
             paths.append(self.config.ready_file)
         for path in paths:

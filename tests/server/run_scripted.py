@@ -24,7 +24,7 @@ def main() -> int:
     delay_s = options.pop("delay_s", 0.0)
     load_s = options.pop("load_s", 0.0)
     load_error = options.pop("load_error", None)
-    for name in ("uds", "ready_file"):
+    for name in ("uds", "ready_file", "attach_socket"):
         if name in options:
             options[name] = Path(options[name])
 

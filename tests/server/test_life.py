@@ -170,6 +170,23 @@ def test_a_unix_socket_answers_while_loading(start: Start, tmp_path: Path) -> No
     assert not path.exists()
 
 
+def test_a_second_door_for_attach(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "nvcli" / "serve.sock"
+    first = start(attach_socket=str(path))
+    first.wait_ready()
+    transport = httpx.HTTPTransport(uds=str(path))
+    with httpx.Client(base_url="http://x", transport=transport) as client, first.client() as other:
+        assert client.get("/v1/models").json() == other.get("/v1/models").json()
+    second = start(attach_socket=str(path))  # the door is taken: it serves without
+    second.wait_ready()
+    second.process.send_signal(signal.SIGTERM)
+    assert second.end()[0] == 0
+    assert path.exists()
+    first.process.send_signal(signal.SIGTERM)
+    assert first.end()[0] == 0
+    assert not path.exists()
+
+
 def test_a_model_that_does_not_load_is_told(start: Start) -> None:
     code, out = start(load_error="no such weights").end()
     assert code == 3
