@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +50,24 @@ class Request:
     was_closed_early: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     schema: Mapping[str, Any] | None = None
+    answers_now: bool = False
+
+
+class FakeStream(Iterator[RequestOutput]):
+    """The deltas of a reply; `close_thinking` leaves out the rest of its reasoning."""
+
+    def __init__(self, deltas: Generator[RequestOutput], request: Request) -> None:
+        self._deltas = deltas
+        self._request = request
+
+    def __next__(self) -> RequestOutput:
+        return next(self._deltas)
+
+    def close(self) -> None:
+        self._deltas.close()
+
+    def close_thinking(self) -> None:
+        self._request.answers_now = True
 
 
 STARTUP = SimpleNamespace(
@@ -121,9 +139,10 @@ class FakeLLM:
         request = Request(prompt, params, enable_thinking, raw, text, tools=tools, schema=schema)
         reply = self.replies[min(len(self.requests), len(self.replies) - 1)]
         self.requests.append(request)
-        return self._run(request, Reply(reply) if isinstance(reply, str) else reply)
+        reply = Reply(reply) if isinstance(reply, str) else reply
+        return FakeStream(self._run(request, reply), request)
 
-    def _run(self, request: Request, reply: Reply) -> Iterator[RequestOutput]:
+    def _run(self, request: Request, reply: Reply) -> Generator[RequestOutput]:
         words = request.text.split()
         cached = max((_common(words, seen.split()) for seen in self._seen), default=0)
         reasoning = _pieces(reply.reasoning) if request.enable_thinking else []
@@ -137,6 +156,8 @@ class FakeLLM:
         num_reasoning = 0
         try:
             for number, (thought, text) in enumerate(deltas, start=1):
+                if thought is not None and request.answers_now:
+                    continue
                 if reply.before is not None:
                     reply.before(number)
                 time.sleep(reply.delay_s)

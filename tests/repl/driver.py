@@ -96,7 +96,7 @@ class PtyChat:
                 self._seen = found.end()
                 return text
             left = deadline - time.monotonic()
-            assert left > 0, f"no {pattern!r} in {self.output[self._seen :]!r}"
+            assert left > 0, f"no {pattern!r} in {self.output[self._seen :][-800:]!r}"
             if select.select([self.fd], [], [], left)[0]:
                 try:
                     data = os.read(self.fd, 65536)

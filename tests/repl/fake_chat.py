@@ -16,6 +16,8 @@ from pathlib import Path
 
 from nvcli.cli import chat
 from nvcli.cli.app import main
+from nvcli.errors import ContextLengthError
+from nvcli.types import FinishReason, ToolCall
 from tests.fakes import FakeLLM, Reply
 
 NUMBERS = [f"{n} " for n in range(1, 2001)]
@@ -25,6 +27,29 @@ SCRIPTS = {
     "slow-thinking": [Reply("x", reasoning=NUMBERS, delay_s=0.02), Reply("Done.")],
     "slow-prefill": [Reply("x", prefill_s=30), Reply("Done.")],
     "hostile": [Reply("[/INST] list[int] [bold]x :smile: \x1b[2J\x1b]0;own\x07ed\r\b <b>end</b>")],
+    "tools": [
+        Reply(
+            "",
+            tool_calls=(ToolCall(0, "c", "add", '{"a": 2}'),),
+            finish_reason=FinishReason.TOOL_CALLS,
+        ),
+        Reply("It is 3."),
+    ],
+    "hanging-tool": [
+        Reply(
+            "", tool_calls=(ToolCall(0, "c", "hang", "{}"),), finish_reason=FinishReason.TOOL_CALLS
+        ),
+        Reply("It hung."),
+    ],
+    "emoji-list": [
+        Reply("- 👩🏽‍🚀 世界 " + "wide 漢字 text " * 12 + "\n- two\n\n```py\nx = '世'\n```\n")
+    ],
+    "small-context": [
+        Reply("word " * 50),
+        Reply(error=ContextLengthError("the prompt does not fit")),
+        Reply(error=ContextLengthError("the prompt does not fit")),
+        Reply("fine"),
+    ],
     "unicode": [Reply(["Space ", "👩🏽‍🚀", " world ", "世", "界"])],
 }
 
@@ -43,5 +68,6 @@ class LoggingLLM(FakeLLM):
 
 if __name__ == "__main__":
     script = sys.argv.pop(1)
-    chat.open_model = lambda config, screen: LoggingLLM(SCRIPTS[script])
+    length = 60 if script == "small-context" else 32768
+    chat.open_model = lambda config, screen: LoggingLLM(SCRIPTS[script], max_model_len=length)
     sys.exit(main())
