@@ -58,6 +58,14 @@ def _use_triton(x: Tensor) -> bool:
     return x.device.type == "cuda" and uses_triton()
 
 
+def fuses_attention(x: Tensor) -> bool:
+    """Whether a decode step's rotary embedding and KV store happen inside attention.
+
+    `NVCLI_FUSED_ATTENTION=0` keeps them apart.
+    """
+    return _use_triton(x) and os.environ.get("NVCLI_FUSED_ATTENTION", "1") != "0"
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
     """x W^T + b.
 

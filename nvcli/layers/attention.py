@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from nvcli import kernels
+from nvcli.kernels.attention import attend_qkv
 from nvcli.layers.linear import Linear
 from nvcli.layers.norm import RMSNorm
 
@@ -72,9 +72,8 @@ class Attention(nn.Module):
         qkv, residual = norm.project(x, residual, self.qkv_proj)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         k_cache, v_cache = batch.kv_caches[self.layer]
-        q = kernels.rope_norm_store(
-            qkv, self.qk_weight, *rotary, self.eps, k_cache, v_cache, batch.slot_mapping
+        out = attend_qkv(
+            qkv, self.qk_weight, *rotary, self.eps, k_cache, v_cache, batch, self.softmax_scale
         )  # [T, Hq, D]
-        out = batch.attention.forward(q, k_cache, v_cache, batch, self.softmax_scale)
         out = out.reshape(-1, self.num_heads * self.head_dim)
         return self.o_proj(out), residual

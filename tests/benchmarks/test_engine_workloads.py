@@ -1,0 +1,93 @@
+"""The speed workloads: the token counts that make them comparable, floors by hand, the driver."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.engine import measure, workloads
+from benchmarks.engine.workloads import SHAPES, Job, Shape
+
+SMALL = SHAPES["qwen3-0.6b"]
+
+
+def test_offline_batch_is_the_bench_of_nano_vllm() -> None:
+    job = workloads.offline_batch()
+    assert (job.num_prompt_tokens, job.num_output_tokens) == (142_827, 133_966)
+    assert (len(job.prompts), max(job.output_lens), job.temperature) == (256, 1024, 0.6)
+    later = workloads.offline_batch(1)
+    assert [len(p) for p in later.prompts] == [len(p) for p in job.prompts]
+    assert later.output_lens == job.output_lens
+    assert not {t for p in later.prompts for t in p} & {t for p in job.prompts for t in p}
+    assert max(t for p in workloads.offline_batch(3).prompts for t in p) < SMALL.vocab
+
+
+def test_shared_prefix() -> None:
+    cold, warm = (workloads.shared_prefix(0, is_warm=w) for w in (False, True))
+    assert {tuple(p[:2048]) for p in (*cold.prompts, *warm.prompts)} == {
+        tuple(cold.prompts[0][:2048])
+    }
+    assert len({tuple(p[2048:]) for p in (*cold.prompts, *warm.prompts)}) == 512
+    assert workloads.shared_prefix(1, is_warm=False).prompts[0][:2048] != cold.prompts[0][:2048]
+
+
+def test_sizes_of_the_shapes() -> None:
+    # 596 million in matrices, the embedding shared with the head; 112 KiB of keys and values a token
+    assert SMALL.body_params + SMALL.head_params == 595_984_384
+    assert SMALL.kv_bytes_per_token == 114_688
+    config = SMALL.config()
+    assert config["num_key_value_heads"] == 8
+    assert json.dumps(config)
+
+
+def test_floors_by_hand() -> None:
+    shape = Shape(hidden=2, inner=3, layers=1, heads=2, kv_heads=1, tied=True, head_dim=4, vocab=5)
+    # qkv 2 x 16, o 8 x 2, gate, up and down 3 x 6, all twice for 16 bits; head 2 x 5
+    assert shape.body_params == 2 * (8 + 4 + 4) + 8 * 2 + 3 * 6
+    weights = 2 * (shape.body_params + 10)
+    # one prompt of 3 and two outputs: one decode step over 4 keys of 2 x 4 x 2 bytes
+    seconds = workloads.decode_floor_s(shape, [3], [2])
+    assert seconds == pytest.approx((weights + 4 * 16) / workloads.READ_BYTES_PER_S)
+    operations = 2 * shape.body_params * 3 + 2 * 10 + 2 * 9 * 2 * 4
+    assert workloads.prefill_floor_s(shape, [3]) == pytest.approx(operations / workloads.FLOPS)
+    job = Job([[1, 2, 3]], [2], 0.0)
+    both = seconds + workloads.prefill_floor_s(shape, [3])
+    assert workloads.floor_s(shape, job) == pytest.approx(both)
+
+
+@pytest.mark.torch
+def test_the_driver_measures_a_tiny_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.engine import __main__ as driver
+    from benchmarks.engine.engines import Nvcli
+
+    shape = Shape(64, 96, 2, 4, 2, tied=True, head_dim=32, vocab=12_000)
+    monkeypatch.setattr(workloads, "streams", lambda seed, n: tiny_job(seed, n, 6))
+    monkeypatch.setattr(workloads, "prefill", lambda seed: tiny_job(seed, 3, 1))
+    monkeypatch.setattr(measure, "warm_up", lambda engine: None)
+    monkeypatch.setattr(measure, "BATCHES", (2,))
+    (tmp_path / "config.json").write_text(json.dumps(shape.config()))
+    engine = Nvcli(tmp_path, 128, {"device": "cpu", "num_blocks": 100})
+    told: list[str] = []
+    try:
+        metrics = measure.measure(engine, shape, "BCD", 1, lambda name, _: told.append(name))
+        report = engine.report()
+    finally:
+        engine.close()
+    assert told == list(metrics) == ["B", "C2", "D"]
+    assert metrics["B"]["tpot_ms"] > 0
+    assert metrics["C2"]["tok_s"] > 0
+    assert report["attention"] == "torch"
+    record: dict[str, Any] = {"metrics": metrics}
+    driver.print_table({"nvcli": record, "vllm": record})
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["workload", "B", "C2", "D"]
+    assert all("1.00x" in line for line in table[2:])
+
+
+def tiny_job(seed: int, count: int, outputs: int) -> Job:
+    return Job(workloads.random_prompts(seed, count, 12), [outputs] * count, 0.0)
