@@ -35,7 +35,7 @@ def test_shared_prefix() -> None:
 
 
 def test_sizes_of_the_shapes() -> None:
-    # 596 million in matrices, the embedding shared with the head; 112 KiB of keys and values a token
+    # 596 million in matrices, the embedding being the head; 112 KiB of keys and values a token
     assert SMALL.body_params + SMALL.head_params == 595_984_384
     assert SMALL.kv_bytes_per_token == 114_688
     config = SMALL.config()
