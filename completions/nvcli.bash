@@ -107,9 +107,15 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench")
-            options="-h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --in-len --out-len --seed --out --json -h --help"
             kind=argument:words words="latency throughput report compare serve sweep plan"
             case "$prev" in
+                -m|--model) kind=models ;;
+                --device) kind=words words="auto cuda cpu" ;;
+                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--in-len|--out-len|--seed) kind=free ;;
+                --load-format) kind=words words="auto safetensors dummy" ;;
+                --out) kind=files ;;
             esac ;;
         "bench latency")
             options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
@@ -157,17 +163,17 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --rate --arrival --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --seed --served-model-name --gpu-metrics --self-test --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --seed --served-model-name --gpu-metrics --self-test --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--rate|--arrival|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--seed|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--seed|--served-model-name) kind=free ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --trace|--out|--log-file|--config) kind=files ;;
                 --cache) kind=words words="cold keep" ;;
                 --warmup) kind=words words="auto" ;;
-                --out|--log-file|--config) kind=files ;;
                 --color) kind=words words="auto always never" ;;
                 --profile) kind=profiles ;;
             esac ;;

@@ -85,7 +85,7 @@ def first_sentence(text: str) -> str:
 
 
 def _option(param: Any) -> Option:
-    flags = (*param.opts, *param.secondary_opts)
+    flags = tuple(sorted((*param.opts, *param.secondary_opts), key=lambda f: f.startswith("--")))
     is_switch = param.is_flag or param.count
     may_repeat = param.multiple or param.count
     return Option(flags, param.help or "", None if is_switch else _value(param), may_repeat)
