@@ -352,15 +352,19 @@ def run_points(
     repeats: int,
     seed: int,
     progress: Callable[[str], None],
+    deadline: float | None = None,
 ) -> tuple[list[dict[str, Any]], Calibration | None]:
-    """Measure every point, fit the costs, and put floor and prediction beside each.
+    """Measure the points, fit the costs, and put floor and prediction beside each. Past the
+    deadline no more than the first five are begun.
 
     The prediction of a point is the fit that left it out, where there are enough others.
     """
     measured: list[tuple[Point, list[float], Sample]] = []
     warm = Point(0, min(64, bench.llm.max_model_len - 2), 0)
     measure_point(bench, warm, repeats=2, seed=seed)
-    for point in points:
+    for index, point in enumerate(points):
+        if deadline is not None and index >= 5 and time.monotonic() > deadline:
+            break
         progress(point.name)
         times, depth = measure_point(bench, point, repeats=repeats, seed=seed)
         if times:

@@ -8,16 +8,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import calibrate, machine
-from nvcli.bench.engine_run import Bench, EngineLoop, StepLog, default_points, run_points
+from nvcli.bench.engine_run import (
+    Bench,
+    EngineLoop,
+    Point,
+    StepLog,
+    default_points,
+    run_points,
+)
 from nvcli.bench.limits import limit_rows
 from nvcli.bench.record import RunWriter, new_id, now_ns, runs_folder
+from nvcli.errors import InterruptedRunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from nvcli.bench.calibrate import Calibration
     from nvcli.bench.workload import Workload
+
+
+CARD_S, POINTS_S, MIN_LOAD_S = 60.0, 35.0, 10.0
 
 
 @dataclass(slots=True)
@@ -71,8 +82,12 @@ def run_throughput(
     slo: dict[str, float],
     path: Path | None,
     command: str = "throughput",
+    points: Sequence[dict[str, Any]] = (),
 ) -> Outcome:
-    """A closed loop that keeps `concurrency` requests in the engine, without HTTP."""
+    """A closed loop that keeps `concurrency` requests in the engine, without HTTP.
+
+    `points` were measured before on the same engine and are stored with it.
+    """
     llm, run_id = bench.llm, new_id()
     path = path or runs_folder() / f"{run_id}.jsonl"
     calibration: Calibration | None = calibrate.load(bench.key)
@@ -102,6 +117,8 @@ def run_throughput(
     first = list(itertools.islice(planned, 1))
     wait_s = _warm_up(bench, workload)
     with RunWriter(path, header) as run, StepLog(llm) as log:
+        for point in points:
+            run.point(**point)
         loop = EngineLoop(llm, run)
         start_ns, start_cpu = now_ns(), time.process_time()
         was_interrupted = False
@@ -125,6 +142,48 @@ def run_throughput(
             process_cpu_s=time.process_time() - start_cpu,
         )
     return Outcome(path, was_interrupted)
+
+
+def run_card(
+    bench: Bench, workload: Workload, *, progress: Callable[[str], None], seed: int
+) -> Outcome:
+    """Bare `nvcli bench`: single steps, a calibration from them, and every slot busy; a minute."""
+    start = time.monotonic()
+    try:
+        rows, found = run_points(
+            bench,
+            essential_first(default_points(bench.llm)),
+            repeats=5,
+            seed=seed,
+            progress=progress,
+            deadline=start + POINTS_S,
+        )
+    except KeyboardInterrupt:
+        raise InterruptedRunError("interrupted before anything was measured whole") from None
+    if found is not None:
+        calibrate.save(found)
+    progress("every slot busy")
+    left = CARD_S - (time.monotonic() - start)
+    return run_throughput(
+        bench,
+        workload,
+        concurrency=bench.llm.max_num_seqs,
+        num_requests=None,
+        duration_s=max(left, MIN_LOAD_S),
+        warmup="auto",
+        slo={},
+        path=None,
+        command="card",
+        points=rows,
+    )
+
+
+def essential_first(points: list[Point]) -> list[Point]:
+    """What a calibration needs at least comes first, for a machine that is too slow for all."""
+    prompts = [p for p in points if p.b == 0]
+    decodes = sorted((p for p in points if p.b > 0), key=lambda p: p.b * p.c)
+    first = [*prompts[:2], *decodes[:2], *decodes[len(decodes) // 2 : len(decodes) // 2 + 1]]
+    return [*first, *(p for p in points if p not in first)]
 
 
 def _warm_up(bench: Bench, workload: Workload) -> float:

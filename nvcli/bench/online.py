@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from nvcli.bench.calibrate import Calibration
     from nvcli.bench.client import LoadResult
+    from nvcli.bench.traces import Trace
 
 GAUGE_S = 0.25
 ANY_VOCABULARY = 1000  # token ids that every vocabulary has
@@ -67,8 +68,19 @@ class Point:
     arrival: Arrival = field(default_factory=lambda: Arrival.parse("poisson"))
     duration_s: float | None = None
     num_requests: int | None = None
+    trace: Trace | None = None  # its times and lengths, already paced
 
     def as_json(self) -> dict[str, Any]:
+        if self.trace is not None:
+            rate, cv = self.trace.rate, self.trace.gap_cv
+            return {
+                "mode": "open",
+                "rate": rate,
+                "arrival": f"trace {self.trace.digest}",
+                "arrival_cv": cv,
+                "cap": self.concurrency,
+                "text": f"{self.trace.kind} trace, {rate:.3g}/s, gap CV {cv:.2g}",
+            }
         if self.rate is None:
             return {
                 "mode": "closed",
@@ -88,6 +100,11 @@ class Point:
         }
 
     def load(self, workload: Workload, stagger_s: float) -> Load:
+        if self.trace is not None:
+            times = [e.at_s for e in self.trace.entries[: self.num_requests]]
+            if self.duration_s is not None:
+                times = [t for t in times if t <= self.duration_s]
+            return Load(times=times, cap=self.concurrency)
         if self.rate is None:
             return Load(
                 concurrency=self.concurrency,
@@ -99,8 +116,8 @@ class Point:
         if duration is None:
             assert self.num_requests is not None, "a time or a number"
             duration = 10 * self.num_requests / self.rate + 60
-        times = workload.schedule(self.rate, self.arrival, duration)
-        return Load(times=list(itertools.islice(times, self.num_requests)), cap=self.concurrency)
+        drawn = workload.schedule(self.rate, self.arrival, duration)
+        return Load(times=list(itertools.islice(drawn, self.num_requests)), cap=self.concurrency)
 
 
 @dataclass(slots=True)
@@ -142,9 +159,13 @@ class Session:
         assert self._client is not None
         await self._client.__aexit__()
 
-    def _planned(self) -> Iterator[Any]:
-        return self.options.workload.requests(
-            vocab_size=self.target.vocab_size, max_len=self.target.max_len, salt=now_ns() % 2**32
+    def _planned(self, trace: Trace | None = None) -> Iterator[Any]:
+        source = trace or self.options.workload
+        is_cold = self.options.workload.cache == "cold"
+        return source.requests(
+            vocab_size=self.target.vocab_size,
+            max_len=self.target.max_len,
+            salt=now_ns() % 2**32 if is_cold else 0,
         )
 
     async def measure(self, point: Point) -> LoadResult:
@@ -155,7 +176,8 @@ class Session:
         with RunWriter(self.path, self._header(point, gauges)) as run:
             watching = asyncio.create_task(self._watch(run))
             try:
-                result = await LoadRun(self._client, load, self._planned(), run.request).run()
+                planned = self._planned(point.trace)
+                result = await LoadRun(self._client, load, planned, run.request).run()
             finally:
                 watching.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -184,7 +206,7 @@ class Session:
             "model": {"name": model_name(self._client.endpoint.model)},
             "environment": machine.environment(device, name if target.is_own else "server"),
             "load": point.as_json(),
-            "workload": options.workload.as_json(),
+            "workload": _workload_json(options.workload, point.trace),
             "warmup": options.warmup,
             "slo": options.slo,
             "timeout_s": options.timeout_s,
@@ -237,6 +259,15 @@ class Session:
                     return
                 run.flush()
                 await asyncio.sleep(GAUGE_S)
+
+
+def _workload_json(workload: Workload, trace: Trace | None) -> dict[str, Any]:
+    value = workload.as_json()
+    if trace is not None:
+        value |= {"hash": trace.digest[:6], "text": f"{trace.kind} trace, {workload.cache} cache"}
+        for name in ("in_len", "out_len", "data", "prefix"):
+            value[name] = None
+    return value
 
 
 # --- what the client can do ----------------------------------------------------------------------

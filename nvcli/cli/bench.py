@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 class BenchGroup(Group):
     examples = """\
+nvcli bench                                        the card: a minute on the built-in model
 nvcli bench latency                                single steps: prefill, decode
 nvcli bench throughput Qwen/Qwen3-0.6B             every slot busy, no HTTP
 nvcli bench serve --rate 4 --slo ttft=300ms        nvcli's own server, Poisson arrivals
@@ -250,10 +251,54 @@ AnyWorkloadOpt = Annotated[
 
 
 @bench_app.callback(invoke_without_command=True)
-def bench(ctx: typer.Context) -> None:
-    """Measure, explain and predict latency."""
-    if ctx.invoked_subcommand is None:
-        print_text(ctx.get_help())
+def bench(
+    ctx: typer.Context,
+    model: options.ModelOpt = None,
+    device: options.DeviceOpt = None,
+    dtype: options.DTypeOpt = None,
+    max_model_len: options.MaxModelLenOpt = None,
+    gpu_memory_utilization: options.MemoryOpt = None,
+    kv_cache_dtype: options.KVCacheDTypeOpt = None,
+    max_num_seqs: options.MaxNumSeqsOpt = None,
+    load_format: options.LoadFormatOpt = None,
+    in_len: InLenOpt = None,
+    out_len: OutLenOpt = None,
+    seed: BenchSeedOpt = 0,
+    out: OutOpt = None,
+    json: JsonOpt = False,
+) -> int | None:
+    """Measure, explain and predict latency.
+
+    Without a verb: a minute on the model, one card. Single steps, every slot busy, and what the
+    physical model says of both.
+    """
+    if ctx.invoked_subcommand is not None:
+        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+        given = [n for n, s in sources.items() if s is not None and s.name == "COMMANDLINE"]
+        if given:
+            raise UsageError(
+                f"--{given[0].replace('_', '-')} goes after {ctx.invoked_subcommand}",
+                param=given[0],
+            )
+        return None
+    workload = make_workload(in_len, out_len, "random", None, "cold", seed)
+    config = engine_config(
+        model,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        memory_utilization=gpu_memory_utilization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max_num_seqs,
+        load_format=load_format,
+    )
+    screen = settings_of(ctx).screen()
+    check_outs(out)
+    from nvcli.bench.offline import run_card
+
+    with loaded(config, screen) as engine:
+        outcome = run_card(engine, workload, progress=screen.note, seed=seed)
+    return finish(screen, outcome, as_json=json, out=out or ())
 
 
 @bench_app.command(cls=LatencyCommand)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +21,6 @@ from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from nvcli.bench.online import Options, Point, Target
     from nvcli.bench.summary import Summary
@@ -34,6 +34,7 @@ class ServeCommand(Command):
 nvcli bench serve                                   nvcli's own server, 8 at once, 60 s
 nvcli bench serve http://127.0.0.1:8000 --rate 12   any OpenAI endpoint, Poisson arrivals
 nvcli bench serve -m Qwen/Qwen3-8B --rate 4 --slo ttft=300ms,tpot=25ms --out run.html
+nvcli bench serve --trace conversation.jsonl --speed 2 --jitter
 nvcli bench serve --self-test                       is the client itself to be trusted here?"""
 
 
@@ -91,6 +92,25 @@ ArrivalOpt = Annotated[
         group=LOAD,
         help="Gaps of an open loop: poisson (default), constant, gamma:CV.",
     ),
+]
+TraceOpt = Annotated[
+    Path | None,
+    _option(
+        "--trace",
+        metavar="FILE",
+        group=LOAD,
+        help="Replay recorded traffic: Mooncake, Qwen-Bailian, Azure or BurstGPT.",
+    ),
+]
+SpeedOpt = Annotated[
+    float | None,
+    _option(
+        "--speed", parser=_FLOAT, metavar="X", group=LOAD, help="Replay a trace X times as fast."
+    ),
+]
+JitterOpt = Annotated[
+    bool,
+    _option("--jitter", group=LOAD, help="Spread requests of one tick of a trace over the tick."),
 ]
 TimeoutOpt = Annotated[
     float,
@@ -166,6 +186,9 @@ def serve(
     concurrency: shared.ConcurrencyOpt = None,
     rate: RateOpt = None,
     arrival: ArrivalOpt = None,
+    trace: TraceOpt = None,
+    speed: SpeedOpt = None,
+    jitter: JitterOpt = False,
     requests: shared.RequestsOpt = None,
     duration: shared.DurationOpt = None,
     in_len: shared.InLenOpt = None,
@@ -195,14 +218,23 @@ def serve(
     )
     if arrival is not None and rate is None:
         raise UsageError("--arrival is for an open loop; give --rate", param="arrival")
+    if trace is None and (speed is not None or jitter):
+        raise UsageError("--speed and --jitter are for a --trace", param="speed")
+    if trace is not None and (rate is not None or in_len or out_len or data != "random" or prefix):
+        raise UsageError("a --trace has its own times and lengths", param="trace")
+    shared._check_positive(speed=speed)
     workload = shared.make_workload(in_len, out_len, data, prefix, cache, seed)
     shared.check_outs(out)
     from nvcli.bench.online import Options, Point
 
-    if concurrency is None and rate is None:
+    if concurrency is None and rate is None and trace is None:
         concurrency = 8
     point = Point(concurrency=concurrency, rate=rate, num_requests=requests)
-    point.duration_s = duration or (None if requests else DURATION_S)
+    point.duration_s = duration or (None if requests or trace else DURATION_S)
+    if trace is not None:
+        from nvcli.bench.traces import read_trace
+
+        point.trace = read_trace(trace).paced(speed=speed or 1.0, jitter=jitter, seed=seed)
     if arrival is not None:
         point.arrival = arrival
     chosen = Options(workload, timeout, warmup, slo or {}, gpu_metrics)

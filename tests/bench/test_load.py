@@ -202,6 +202,11 @@ BAD = [
     ["serve", "http://x", "--prefix", "0"],
     ["serve", "http://x", "--duration", "soon"],
     ["serve", "--served-model-name", "x"],
+    ["serve", "http://x", "--speed", "2"],
+    ["serve", "http://x", "--trace", "/nowhere"],
+    ["serve", "http://x", "--trace", "/nowhere", "--rate", "1"],
+    ["-m", "demo", "latency"],
+    ["latancy"],
     ["sweep", "http://x", "--rates", "1,-2"],
     ["sweep", "http://x", "--rates", "1", "--concurrencies", "2"],
     ["latency", "--repeat", "0"],
@@ -216,6 +221,21 @@ def test_usage_errors_come_before_any_work(cli: Cli, args: list[str]) -> None:
     result = cli("bench", *args)
     assert (result.code, result.out) == (2, ""), result.err
     assert result.err.count("\n") == 1
+
+
+def test_trace_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    trace = tmp_path / "t.jsonl"
+    rows = [{"timestamp": 100 * i, "input_length": 5, "output_length": 2} for i in range(12)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with stub_server(5, 0, 1) as url:
+        result = cli("bench", "serve", url, "--trace", str(trace), "--speed", "2", "--json")
+    found = json.loads(result.out, parse_constant=pytest.fail)
+    assert found["counts"]["total"] == 12
+    assert found["load"]["text"].startswith("Mooncake trace, 21.8/s")
+    (run,) = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    stars = sorted(r.s_star_ns for r in run.requests)
+    assert {round((b - a) / 1e6) for a, b in itertools.pairwise(stars)} == {50}
 
 
 def test_endpoint_that_is_not_there(cli: Cli) -> None:

@@ -1,0 +1,155 @@
+"""How far `bench plan` is off: calibrate, predict, then measure TTFT, TPOT and throughput.
+
+    python -m benchmarks.plan_error demo --concurrency 1,4,8,16
+    python -m benchmarks.plan_error qwen3-0.6b qwen3-8b --in-len 1024 --out-len 256
+
+`qwen3-0.6b` and `qwen3-8b` are those shapes with random weights, nothing is downloaded. Everything
+runs in this process, without HTTP. One row a model is appended to `results/plan_error.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rows import write_row
+
+SHAPES = {  # hidden, layers, heads, intermediate, tied
+    "qwen3-0.6b": (1024, 28, 16, 3072, True),
+    "qwen3-1.7b": (2048, 28, 16, 6144, True),
+    "qwen3-4b": (2560, 36, 32, 9728, True),
+    "qwen3-8b": (4096, 36, 32, 12288, False),
+}
+
+
+def write_config(folder: Path, name: str) -> None:
+    hidden, layers, heads, intermediate, tied = SHAPES[name]
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": intermediate,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1_000_000,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str, Any]:
+    from nvcli.bench import calibrate
+    from nvcli.bench.engine_run import Bench, default_points, run_points
+    from nvcli.bench.offline import run_throughput
+    from nvcli.bench.record import read_runs
+    from nvcli.bench.summary import summarize
+    from nvcli.bench.workload import Lengths, Workload
+    from nvcli.llm import LLM
+
+    workload = Workload(
+        in_len=Lengths.parse(str(args.in_len)), out_len=Lengths.parse(str(args.out_len))
+    )
+    points: list[dict[str, Any]] = []
+    with LLM(model, load_format=load_format, max_num_seqs=args.max_num_seqs) as llm:
+        bench = Bench.of(llm)
+        rows, found = run_points(
+            bench, default_points(llm), repeats=args.repeat, seed=0, progress=print
+        )
+        assert found is not None, "too few points to calibrate"
+        calibrate.save(found)
+        for concurrency in args.concurrency:
+            with tempfile.TemporaryDirectory() as folder:
+                outcome = run_throughput(
+                    bench,
+                    workload,
+                    concurrency=concurrency,
+                    num_requests=None,
+                    duration_s=args.duration,
+                    warmup="auto",
+                    slo={},
+                    path=Path(folder) / "run.jsonl",
+                )
+                json_ = summarize(read_runs(outcome.path)[0]).json
+            predicted = found.perf_model.closed(
+                concurrency, args.in_len, args.out_len, llm.max_num_seqs
+            )
+            pairs = {
+                "ttft_ms": (json_["ttft_ms"]["mean"], predicted.ttft_s * 1e3),
+                "tpot_ms": (json_["tpot_ms"]["mean"], (predicted.tpot_s or 0) * 1e3),
+                "out_tok_s": (
+                    json_["throughput"]["output_tokens_per_s"],
+                    predicted.output_tokens_per_s,
+                ),
+            }
+            point = {
+                "concurrency": concurrency,
+                "ok": json_["counts"]["ok"],
+                "little": json_["little"]["verdict"],
+                **{
+                    name: {
+                        "measured": m,
+                        "predicted": p,
+                        "error": p / m - 1 if m else None,
+                    }
+                    for name, (m, p) in pairs.items()
+                },
+            }
+            points.append(point)
+            print(
+                f"c = {concurrency:4}  "
+                + "  ".join(
+                    f"{name} {m:.4g} predicted {p:.4g} ({100 * (p / m - 1):+.0f} %)"
+                    for name, (m, p) in pairs.items()
+                    if m
+                )
+            )
+    return {
+        "points": points,
+        "leave_one_out": found.errors,
+        "cost": found.cost.as_json(),
+        "steps_ms": {r["name"]: sorted(r["t_s"])[len(r["t_s"]) // 2] * 1e3 for r in rows},
+        "notes": found.notes,
+        "hardware": {"bandwidth": bench.hardware.bandwidth, "flops": bench.hardware.flops,
+                     "source": bench.hardware.source},
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--concurrency", default="1,8,64,256")
+    parser.add_argument("--in-len", type=int, default=1024)
+    parser.add_argument("--out-len", type=int, default=256)
+    parser.add_argument("--duration", type=float, default=20.0)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--max-num-seqs", type=int)
+    args = parser.parse_args()
+    args.concurrency = [int(n) for n in args.concurrency.split(",")]
+    for name in args.models:
+        with tempfile.TemporaryDirectory() as folder:
+            path, load_format = name, "auto"
+            if name in SHAPES:
+                path, load_format = str(Path(folder) / name), "dummy"
+                write_config(Path(path), name)
+            metrics = measure(path, load_format, args)
+        config = {
+            "model": name,
+            "weights": "random" if name in SHAPES else "as stored",
+            "in_len": args.in_len,
+            "out_len": args.out_len,
+            "duration_s": args.duration,
+        }
+        write_row("plan_error", metrics=metrics, config=config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Recorded traffic: four public formats, recognised by their fields.
+
+    Mooncake      JSONL  timestamp (ms), input_length, output_length, hash_ids of 512 tokens
+    Qwen-Bailian  JSONL  timestamp (s), chat_id, input_length, output_length, hash_ids of 16 tokens
+    Azure         CSV    TIMESTAMP, ContextTokens, GeneratedTokens
+    BurstGPT      CSV    Timestamp (s), Request tokens, Response tokens (0: it failed, left out)
+
+A block id always stands for the same tokens, so prefixes are shared as they were. Mooncake's
+clock ticks only every three seconds: `jitter` spreads the requests of a tick over it.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvcli.bench.workload import Planned
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    at_s: float
+    n_in: int
+    n_out: int
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Sorted by time, which starts at 0."""
+
+    kind: str
+    entries: list[Entry]
+    block_size: int
+    digest: str
+
+    @property
+    def duration_s(self) -> float:
+        return self.entries[-1].at_s
+
+    @property
+    def rate(self) -> float:
+        """Requests a second over the trace."""
+        return len(self.entries) / self.duration_s if self.duration_s > 0 else math.inf
+
+    @property
+    def gap_cv(self) -> float:
+        gaps = np.diff([e.at_s for e in self.entries])
+        mean = float(gaps.mean()) if len(gaps) else 0.0
+        return float(gaps.std()) / mean if mean > 0 else 0.0
+
+    def paced(self, *, speed: float, jitter: bool, seed: int) -> Trace:
+        """Faster or slower, and with the requests of one tick spread over it."""
+        times = [e.at_s for e in self.entries]
+        if jitter:
+            ticks = sorted(set(times))
+            widths = [b - a for a, b in itertools.pairwise(ticks)]
+            quantum = min(widths) if widths else 0.0
+            rng = np.random.default_rng([seed, 0])
+            times = [t + float(rng.uniform(0, quantum)) for t in times]
+        moved = [
+            Entry(t / speed, e.n_in, e.n_out, e.blocks)
+            for t, e in zip(times, self.entries, strict=True)
+        ]
+        first = min(e.at_s for e in moved)
+        moved = [Entry(e.at_s - first, e.n_in, e.n_out, e.blocks) for e in moved]
+        return Trace(self.kind, sorted(moved, key=lambda e: e.at_s), self.block_size, self.digest)
+
+    def requests(self, *, vocab_size: int, max_len: int | None, salt: int) -> Iterator[Planned]:
+        content = np.random.default_rng([salt, 3])
+        for index, e in enumerate(self.entries):
+            ids: list[int] = []
+            for block in e.blocks:
+                rng = np.random.default_rng([salt, 4, block])
+                ids += rng.integers(0, vocab_size, self.block_size).tolist()
+            ids = ids[: e.n_in]
+            ids += content.integers(0, vocab_size, e.n_in - len(ids)).tolist()
+            n_out = e.n_out
+            if max_len is not None:
+                ids = ids[: max(max_len - 1, 1)]
+                n_out = max(min(n_out, max_len - len(ids)), 1)
+            yield Planned(index, ids, n_out, e.at_s, len(ids))
+
+
+def read_trace(path: Path) -> Trace:
+    """Raises `UsageError` for a file of none of the four kinds."""
+    try:
+        raw = path.read_bytes()
+    except OSError as exc:
+        raise UsageError(f"--trace {path}: {exc.strerror or exc}", param="trace") from exc
+    try:
+        kind, entries, block_size = _parse(raw)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise UsageError(f"--trace {path}: {type(exc).__name__} in a row", param="trace") from exc
+    if not entries:
+        raise UsageError(f"--trace {path} holds no requests", param="trace")
+    entries.sort(key=lambda e: e.at_s)
+    first = entries[0].at_s
+    entries = [Entry(e.at_s - first, e.n_in, e.n_out, e.blocks) for e in entries]
+    return Trace(kind, entries, block_size, hashlib.sha256(raw).hexdigest()[:12])
+
+
+def _parse(raw: bytes) -> tuple[str, list[Entry], int]:
+    text = raw.decode("utf-8-sig")
+    if text.lstrip().startswith("{"):
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        if "chat_id" in rows[0]:
+            return "Qwen-Bailian", [_json_entry(r, 1.0) for r in rows], BAILIAN_BLOCK
+        return "Mooncake", [_json_entry(r, 1e-3) for r in rows], MOONCAKE_BLOCK
+    reader = csv.DictReader(io.StringIO(text))
+    names = set(reader.fieldnames or ())
+    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= names:
+        return "Azure", [_azure(row) for row in reader], 0
+    if {"Timestamp", "Request tokens", "Response tokens"} <= names:
+        rows_of = [row for row in reader if int(float(row["Response tokens"])) > 0]
+        return "BurstGPT", [_burst(row) for row in rows_of], 0
+    raise ValueError("no known fields")
+
+
+def _entry(at_s: float, n_in: int, n_out: int, blocks: tuple[int, ...] = ()) -> Entry:
+    if not math.isfinite(at_s) or n_in < 0 or n_out < 0:
+        raise ValueError("out of range")
+    return Entry(at_s, max(n_in, 1), max(n_out, 1), blocks)
+
+
+def _json_entry(row: dict[str, Any], scale: float) -> Entry:
+    blocks = tuple(abs(int(b)) for b in row.get("hash_ids") or ())
+    at = float(row["timestamp"]) * scale
+    return _entry(at, int(row["input_length"]), int(row["output_length"]), blocks)
+
+
+def _azure(row: dict[str, str]) -> Entry:
+    stamp = row["TIMESTAMP"].strip()
+    head, _, fraction = stamp.partition(".")  # seven digits, more than Python reads
+    fraction = "".join(itertools.takewhile(str.isdigit, fraction))
+    at = datetime.fromisoformat(f"{head[:19]}+00:00").timestamp() + float(f"0.{fraction or 0}")
+    return _entry(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _burst(row: dict[str, str]) -> Entry:
+    n_in, n_out = int(float(row["Request tokens"])), int(float(row["Response tokens"]))
+    return _entry(float(row["Timestamp"]), n_in, n_out)
