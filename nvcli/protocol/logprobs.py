@@ -78,13 +78,17 @@ def prompt_logprobs_body(
 
 
 class TextLogprobs:
-    """The entries of one output's text, as far as the text was shown: `feed` each delta in turn."""
+    """The entries of one output's text, as far as the text was shown: `feed` each delta in turn.
+
+    Every decision looks at the first waiting entry and the first bytes of the text only, and waits
+    where more text could change it. So the entries are the same however the output was cut.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._waiting: deque[TokenLogprob] = deque()
         self._shown = b""  # text whose tokens were not found yet
-        self._rest = b""  # of the last entry, what the text may still show
+        self._is_broken = False  # the last entry was bytes of no character
 
     def feed(self, output: RequestOutput) -> list[TokenLogprob]:
         entries = output.logprobs or ()
@@ -98,42 +102,47 @@ class TextLogprobs:
             self._waiting.extend(entry for entry, is_content in pairs if is_content)
         self._shown += output.text.encode("utf-8", "replace")
         taken: list[TokenLogprob] = []
-        while self._shown:
-            if self._rest:
-                self._rest = self._consume(self._rest)
-            elif self._waiting:
-                self._match(self._waiting.popleft(), taken)
-            else:
+        while self._waiting and self._shown:
+            data = token_bytes(self._waiting[0].token_id, self._tokenizer)
+            if not self._match(data, taken, is_last=output.is_finished):
                 break
         return taken
 
-    def _consume(self, data: bytes) -> bytes:
-        """Take `data` off the shown text, as far as they agree; what is left of it."""
-        if self._shown.startswith(data):
-            self._shown = self._shown[len(data) :]
-            return b""
-        if data.startswith(self._shown):
-            data = data[len(self._shown) :]
-            self._shown = b""
-            return data
-        return b""
+    def _match(self, data: bytes, taken: list[TokenLogprob], *, is_last: bool) -> bool:
+        """Settle the first waiting entry, or the first byte shown. False: more text is needed."""
+        shown = self._shown
+        # Newlines next to a tag are no text.
+        spellings = (data, data.rstrip(b"\n"), data.lstrip(b"\n"), data.strip(b"\n"))
+        for spelling in spellings:
+            if spelling and shown.startswith(spelling):
+                self._take(taken, len(spelling))
+                return True
+            if len(shown) < len(spelling) and spelling.startswith(shown):
+                if is_last:  # a stop string cut the token
+                    self._take(taken, len(shown))
+                return is_last
+        if _is_broken(data) and (self._is_broken or shown.startswith(_REPLACEMENT)):
+            size = len(_REPLACEMENT) if shown.startswith(_REPLACEMENT) else 0
+            self._take(taken, size)
+            self._is_broken = True
+        elif not data.strip(b"\n"):
+            self._waiting.popleft()
+        else:  # text of no token, as of a tool call that turned out to be none
+            self._shown = shown[1:]
+        return True
 
-    def _match(self, entry: TokenLogprob, taken: list[TokenLogprob]) -> None:
-        data = token_bytes(entry.token_id, self._tokenizer)
-        for candidate in (data, data.lstrip(b"\n")):  # newlines next to a tag are no text
-            if candidate and (
-                self._shown.startswith(candidate) or candidate.startswith(self._shown)
-            ):
-                self._rest = self._consume(candidate)
-                taken.append(entry)
-                return
-        if not data.strip(b"\n"):
-            return
-        taken.append(entry)
-        if self._shown.startswith(_REPLACEMENT):  # bytes that are no character
-            self._shown = self._shown[len(_REPLACEMENT) :]
-        else:
-            self._shown = b""
+    def _take(self, taken: list[TokenLogprob], size: int) -> None:
+        taken.append(self._waiting.popleft())
+        self._shown = self._shown[size:]
+        self._is_broken = False
+
+
+def _is_broken(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 class LegacyLogprobs:

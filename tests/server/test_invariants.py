@@ -122,7 +122,7 @@ def fold(chunks: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     answer=answers(),
