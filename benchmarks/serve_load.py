@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--switch", type=float, nargs="+", default=[0.005], help="seconds between thread switches"
     )
+    parser.add_argument("--engine", choices=["process", "thread"], default="process")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -153,22 +154,27 @@ def main() -> None:
     import uvicorn
 
     from benchmarks.rows import write_row
+    from nvcli.config import EngineConfig
     from nvcli.llm import LLM
     from nvcli.server.app import create_app
     from nvcli.server.config import ServerConfig
+    from nvcli.server.remote_engine import RemoteEngine
     from nvcli.server.run import listen
 
     with tempfile.TemporaryDirectory() as folder:
         if args.is_qwen:
             write_qwen(Path(folder))
-        llm = LLM(
-            folder if args.is_qwen else args.model,
+        engine_config = EngineConfig(
+            model=folder if args.is_qwen else args.model,
             load_format=args.load_format,
             device=args.device,
             max_model_len=1024,
             max_num_seqs=max(args.streams),
+            memory_utilization=0.4,  # two engines, of which one rests
         )
-    app = create_app(ServerConfig(served_model_names=("m",)), llm)
+        llm = LLM(config=engine_config)
+        served = RemoteEngine(engine_config) if args.engine == "process" else llm
+    app = create_app(ServerConfig(served_model_names=("m",)), served)
     listener = listen(ServerConfig(port=0)).socket
     config = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools", loop="uvloop")
     server = uvicorn.Server(config)
@@ -231,13 +237,14 @@ def main() -> None:
             "model": "Qwen3-0.6B, random weights" if args.is_qwen else args.model,
             "input_tokens": args.input,
             "output_tokens": args.output,
-            "engine": "thread of the server's process",
+            "engine": args.engine,
             "best_of_passes": args.passes,
         },
         peer="LLM.generate, same process",
     )
     server.should_exit = True
     thread.join(10)
+    served.close()
     llm.close()
 
 

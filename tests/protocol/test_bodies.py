@@ -89,7 +89,7 @@ def test_tool_calls_and_null_content() -> None:
 def test_chat_logprobs_have_raw_bytes() -> None:
     request = parse_chat({"messages": USER, "logprobs": True, "top_logprobs": 1})
     lp = TokenLogprob(0xE2, -1.0, 1, ((0xE2, -1.0),))
-    content = body(request, [output(logprobs=(lp,))])["choices"][0]["logprobs"]["content"]
+    content = body(request, [output("\ufffd", logprobs=(lp,))])["choices"][0]["logprobs"]["content"]
     assert content[0]["bytes"] == [0xE2]
     assert content[0]["top_logprobs"][0] == {"token": "\ufffd", "logprob": -1.0, "bytes": [0xE2]}
 
