@@ -133,6 +133,13 @@ def open_model(config: EngineConfig, screen: Screen) -> ChatModel:
     return llm
 
 
+def find_model(name: str) -> None:
+    """Fetch it where it has to be fetched. Raises `ModelNotFoundError`."""
+    from nvcli.models.resolve import resolve_model
+
+    resolve_model(name)
+
+
 def connect(options: ChatOptions, screen: Screen) -> ChatModel:
     """A running server where --attach finds one, or else the model in this process."""
     from nvcli.cli.attach import attach

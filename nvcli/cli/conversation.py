@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nvcli.cli.chat import ChatOptions
     from nvcli.repl.model import ChatModel
     from nvcli.repl.screen import Screen
+    from nvcli.repl.session import Session
 
 
 class ModelSwitch:
@@ -29,9 +30,14 @@ class ModelSwitch:
         self._config = options.config
         self._screen = screen
         self.llm: ChatModel = chat_command.connect(options, screen)
+        self.session: Session | None = None
 
     def open(self, name: str) -> ChatModel:
-        """Two may not fit, so the old one is closed first; it comes back if the new one fails."""
+        """Two may not fit, so the old one is closed first; it comes back if the new one fails.
+
+        Raises `ModelError` without closing anything where there is no such model.
+        """
+        chat_command.find_model(name)
         old = self._config
         self.llm.close()
         try:
@@ -40,6 +46,8 @@ class ModelSwitch:
         except (NvcliError, KeyboardInterrupt):
             self._config = old
             self.llm = chat_command.open_model(old, self._screen)
+            if self.session is not None:
+                self.session.llm = self.llm
             raise
         return self.llm
 
@@ -58,7 +66,7 @@ def converse(options: ChatOptions, screen: Screen, text: str, *, asks_now: bool)
         keyboard = sys.stdin
         if not is_terminal(keyboard):
             keyboard = stack.enter_context(open("/dev/tty", encoding="utf-8"))
-        session = open_session(options, screen, llm, tools)
+        session = switch.session = open_session(options, screen, llm, tools)
         if session.file is None and options.is_saved:
             session.file = SessionFile(new_name())
         shell = Shell(
@@ -77,7 +85,8 @@ def converse(options: ChatOptions, screen: Screen, text: str, *, asks_now: bool)
             if session.turns:
                 last = first_line(session.turns[-1].user)
                 name = session.file.name if session.file is not None else "the last conversation"
-                shell.say(f"{name}, {len(session.turns)} turns, the last: {last}")
+                count = len(session.turns)
+                shell.say(f"{name}, {count} turn{'' if count == 1 else 's'}, the last: {last}")
         terminal.converse(
             shell,
             keyboard,

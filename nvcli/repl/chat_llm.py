@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nvcli.errors import RequestError
 from nvcli.llm import LLM, OutputStream, Prompt
 from nvcli.protocol.structured import grammar_spec, json_structure
 from nvcli.protocol.tools import Tools
@@ -79,7 +80,7 @@ class ChatLLM(LLM):
         params = self.sampling(prompt_logprobs=num_top, max_tokens=1, temperature=0.0)
         output: RequestOutput = self.generate([list(token_ids)], params)[0]
         if output.prompt_logprobs is None:
-            raise RuntimeError(output.error or "the engine gave no prompt logprobs")
+            raise RequestError(output.error or "the engine gave no prompt logprobs")
         return list(output.prompt_logprobs)
 
     def token_text(self, token_id: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import os
 import re
@@ -147,13 +148,14 @@ def to_clipboard(shell: Shell, text: str) -> str:
     """Through the desktop's program, or else the terminal (OSC 52), which works over SSH."""
     for variable, command in _CLIPBOARDS:
         if (not variable or os.environ.get(variable)) and shutil.which(command[0]):
-            done = subprocess.run(command, input=text.encode(), timeout=5, check=False)
-            if done.returncode == 0:
-                return f"with {command[0]}"
+            data = text.encode("utf-8", "replace")
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                if subprocess.run(command, input=data, timeout=5, check=False).returncode == 0:
+                    return f"with {command[0]}"
     if not shell.screen.can_redraw_out:
         raise UsageError("there is no clipboard here")
-    data = base64.b64encode(text.encode("utf-8", "replace")).decode()
-    shell.screen.write(f"\x1b]52;c;{data}\x07")
+    encoded = base64.b64encode(text.encode("utf-8", "replace")).decode()
+    shell.screen.write(f"\x1b]52;c;{encoded}\x07")
     return "through the terminal"
 
 

@@ -43,6 +43,7 @@ class Turn:
     output: RequestOutput | None = None
     is_interrupted: bool = False
     steps: list[Message] = field(default_factory=list)
+    model: str = ""  # whose tokens the output's are
 
     @property
     def is_answered(self) -> bool:
@@ -141,6 +142,7 @@ class Session:
     ) -> Iterator[RequestOutput]:
         deltas: list[RequestOutput] = []
         turn.is_interrupted = True  # until the stream has ended
+        turn.model = self.llm.model_name
         self.running = stream
         try:
             if start is not None:
@@ -221,7 +223,9 @@ class Session:
             )
         turn = self.turns[-1] if self.turns else None
         if turn is None or turn.output is None or not turn.output.token_ids:
-            raise UsageError("there is no answer yet")
+            raise UsageError("there is no answer of this run yet")
+        if turn.model != self.llm.model_name:
+            raise UsageError(f"the last answer is of another model, {turn.model}")
         self.turns.pop()
         before = [*self.messages(), Message("user", turn.user), *turn.steps]
         self.turns.append(turn)

@@ -143,7 +143,7 @@ def converse(
             run_command(shell, *action)
             while shell.pending:
                 draft = _ask(shell, shell.pending.pop(), "", keyboard) or draft
-        except NvcliError as exc:
+        except (NvcliError, OSError) as exc:
             shell.screen.write_err(visible(f"{exc}\n"))
             if isinstance(action, str):
                 draft = action  # a file that cannot be read: nothing was sent

@@ -12,7 +12,21 @@ HEAVY = ("torch", "triton", "transformers", "tokenizers", "prompt_toolkit", "num
 BUDGET_S = 0.3
 
 
-@pytest.mark.parametrize("args", [["--version"], ["--help"], ["chat", "--help"], ["chat", "-Z"]])
+LIGHT = [
+    ["--version"],
+    ["--help"],
+    ["chat", "--help"],
+    ["chat", "-Z"],
+    ["chat", "--show-config"],
+    ["batch", "--help"],
+    ["completion", "bash"],
+    ["completion", "--values", "models"],
+    ["completion", "--values", "sessions"],
+    ["models", "list", "-q"],
+]
+
+
+@pytest.mark.parametrize("args", LIGHT, ids=" ".join)
 def test_nothing_heavy_is_imported(args: list[str]) -> None:
     code = (
         "import sys\n"

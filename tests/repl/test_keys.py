@@ -118,7 +118,7 @@ def test_multiline_and_session(tmp_path: Path) -> None:
         chat.type("\x04")
         chat.end()
     with PtyChat(tmp_path, "plain", "-c") as chat:
-        chat.wait_for("1 turns, the last: one")
+        chat.wait_for("1 turn, the last: one")
         chat.prompt()
         chat.type("three\r")
         chat.wait_for("stop")
