@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -176,3 +177,23 @@ def test_unreachable_hub(tmp_path: Path) -> None:
     assert result.returncode == 3
     assert result.stdout.startswith("someone/tiny is not in the cache and could not be fetched (")
     assert result.stdout.count("\n") == 1
+
+
+def test_models_pull_shows_progress_and_prints_the_folder(hub: str, tmp_path: Path) -> None:
+    def pull(*flags: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "nvcli", "models", "pull", "someone/tiny", *flags],
+            env={"PATH": "/usr/bin:/bin", "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    loud = pull()
+    assert loud.returncode == 0, loud.stderr
+    assert (Path(loud.stdout.strip()) / "config.json").read_bytes() == FILES["config.json"]
+    assert "%" in loud.stderr
+    shutil.rmtree(tmp_path / "hub")
+    quiet = pull("-q")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, loud.stdout, "")
