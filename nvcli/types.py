@@ -6,7 +6,7 @@ context length is checked by `Engine.add`. Token ids are plain ints everywhere.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from nvcli.errors import InvalidParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 MAX_LOGPROBS = 20  # OpenAI's limit for `top_logprobs`
 MAX_N = 128  # OpenAI's limit for `n`
 MAX_SEED = 2**63 - 1
+MAX_INT = 2**31 - 1  # what the device's tables hold
 
 
 class FinishReason(StrEnum):
@@ -61,19 +62,31 @@ class Message:
 
 def _check(condition: bool, param: str, value: object, rule: str) -> None:
     if not condition:
-        raise InvalidParameterError(f"{param} must be {rule}, got {value!r}", param=param)
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+        raise InvalidParameterError(f"{param} must be {rule}, got {shown}", param=param)
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_int(value: object, low: int, high: int = MAX_INT) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def _in_range(value: object, low: float, high: float) -> bool:
-    return _is_number(value) and low <= value <= high  # type: ignore[operator]
+    """NaN is in no range."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def _as_tuple(param: str, value: object, rule: str) -> tuple[Any, ...]:
+    """A list, tuple or set as a tuple; text is no collection here."""
+    _check(isinstance(value, list | tuple | set | frozenset), param, value, rule)
+    return tuple(value)  # type: ignore[arg-type]
+
+
+def _token_ids(param: str, value: object) -> tuple[int, ...]:
+    token_ids = _as_tuple(param, value, "a list of token ids")
+    for token_id in token_ids:
+        _check(_is_int(token_id, 0), param, token_id, "token ids, whole numbers from 0")
+    return token_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,63 +126,67 @@ class SamplingParams:
     thinking_budget: int | None = None  # reasoning tokens before thinking is closed by force
 
     def __post_init__(self) -> None:
-        for name in ("allowed_token_ids", "bad_token_ids", "stop_token_ids"):
-            ids = getattr(self, name)
-            if ids is not None:
-                object.__setattr__(self, name, tuple(ids))
-                for token_id in ids:
-                    _check(_is_int(token_id) and token_id >= 0, name, token_id, "a token id >= 0")
-        object.__setattr__(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
-        stop: object = self.stop  # a lone string is accepted, as in OpenAI's API
-        object.__setattr__(self, "stop", (stop,) if isinstance(stop, str) else tuple(self.stop))
-        _check(_in_range(self.temperature, 0, 2), "temperature", self.temperature, "from 0 to 2")
-        _check(_is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, ">= 1, or 0 for off")
-        _check(
-            _in_range(self.top_p, 0, 1) and self.top_p > 0, "top_p", self.top_p, "over 0, at most 1"
-        )
-        _check(_in_range(self.min_p, 0, 1), "min_p", self.min_p, "from 0 to 1")
-        for name in ("presence_penalty", "frequency_penalty"):
+        self._check_numbers()
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             value = getattr(self, name)
-            _check(_in_range(value, -2, 2), name, value, "from -2 to 2")
-        _check(
-            _in_range(self.repetition_penalty, 0, 2) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "over 0, at most 2",
-        )
-        for token_id, bias in (self.logit_bias or {}).items():
-            _check(_is_int(token_id) and token_id >= 0, "logit_bias", token_id, "token ids >= 0")
-            _check(_in_range(bias, -100, 100), "logit_bias", bias, "from -100 to 100")
-        _check(self.allowed_token_ids != (), "allowed_token_ids", (), "not empty")
-        for word in self.bad_words:
-            _check(len(word) > 0, "bad_words", word, "token sequences that are not empty")
-            for token_id in word:
-                _check(_is_int(token_id) and token_id >= 0, "bad_words", token_id, "token ids >= 0")
-        if self.max_tokens is not None:
-            ok = _is_int(self.max_tokens) and self.max_tokens >= 0
-            _check(ok, "max_tokens", self.max_tokens, ">= 0")
-        _check(
-            _is_int(self.min_tokens) and self.min_tokens >= 0, "min_tokens", self.min_tokens, ">= 0"
-        )
+            _check(isinstance(value, bool), name, value, "True or False")
+        stop: object = self.stop  # a lone string is accepted, as in OpenAI's API
+        stops = (stop,) if isinstance(stop, str) else _as_tuple("stop", stop, "a list of strings")
+        for text in stops:
+            _check(isinstance(text, str) and text != "", "stop", text, "strings that are not empty")
+        words = _as_tuple("bad_words", self.bad_words, "a list of token sequences")
+        words = tuple(_token_ids("bad_words", word) for word in words)
+        _check(() not in words, "bad_words", (), "token sequences that are not empty")
+        settled: dict[str, object] = {
+            "stop": stops,
+            "bad_words": words,
+            "bad_token_ids": _token_ids("bad_token_ids", self.bad_token_ids),
+            "stop_token_ids": _token_ids("stop_token_ids", self.stop_token_ids),
+        }
+        if self.allowed_token_ids is not None:
+            settled["allowed_token_ids"] = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            _check(settled["allowed_token_ids"] != (), "allowed_token_ids", (), "not empty")
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+        bias: object = self.logit_bias or {}
+        _check(isinstance(bias, Mapping), "logit_bias", bias, "a mapping of token ids to numbers")
+        for token_id, value in (self.logit_bias or {}).items():
+            _check(_is_int(token_id, 0), "logit_bias", token_id, "of token ids from 0")
+            _check(_in_range(value, -100, 100), "logit_bias", value, "from -100 to 100")
+
+    def _check_numbers(self) -> None:
+        for name, low, high in (
+            ("temperature", 0, 2),
+            ("min_p", 0, 1),
+            ("presence_penalty", -2, 2),
+            ("frequency_penalty", -2, 2),
+        ):
+            value = getattr(self, name)
+            _check(_in_range(value, low, high), name, value, f"from {low} to {high}")
+        for name, high in (("top_p", 1), ("repetition_penalty", 2)):
+            value = getattr(self, name)
+            _check(_in_range(value, 0, high) and value > 0, name, value, f"over 0, at most {high}")
+        _check(_is_int(self.top_k, -1), "top_k", self.top_k, f"from 1 to {MAX_INT}, or 0 for off")
+        for name, low, high in (
+            ("max_tokens", 0, MAX_SEED),  # the engine cuts it to the context
+            ("min_tokens", 0, MAX_INT),
+            ("thinking_budget", 0, MAX_INT),
+            ("seed", -MAX_SEED, MAX_SEED),
+            ("n", 1, MAX_N),
+            ("best_of", 1, MAX_N),
+            ("logprobs", 0, MAX_LOGPROBS),
+            ("prompt_logprobs", 0, MAX_LOGPROBS),
+        ):
+            value = getattr(self, name)
+            is_off = value is None and name not in ("min_tokens", "n")
+            ok = is_off or _is_int(value, low, high)
+            _check(ok, name, value, f"a whole number from {low} to {high}")
         if self.max_tokens is not None:
             fits = self.min_tokens <= self.max_tokens
-            _check(fits, "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        for text in self.stop:
-            _check(isinstance(text, str) and text != "", "stop", text, "strings that are not empty")
-        if self.seed is not None:
-            ok = _is_int(self.seed) and -MAX_SEED <= self.seed <= MAX_SEED
-            _check(ok, "seed", self.seed, "an integer of at most 63 bits")
-        _check(_is_int(self.n) and 1 <= self.n <= MAX_N, "n", self.n, f"from 1 to {MAX_N}")
+            rule = f"at most max_tokens ({self.max_tokens})"
+            _check(fits, "min_tokens", self.min_tokens, rule)
         if self.best_of is not None:
-            ok = _is_int(self.best_of) and self.n <= self.best_of <= MAX_N
-            _check(ok, "best_of", self.best_of, f"from n ({self.n}) to {MAX_N}")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            ok = value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS)
-            _check(ok, name, value, f"from 0 to {MAX_LOGPROBS}")
-        if self.thinking_budget is not None:
-            ok = _is_int(self.thinking_budget) and self.thinking_budget >= 0
-            _check(ok, "thinking_budget", self.thinking_budget, ">= 0")
+            _check(self.n <= self.best_of, "best_of", self.best_of, f"at least n ({self.n})")
 
     @property
     def is_greedy(self) -> bool:
@@ -198,7 +215,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one request, summed over its n outputs where there are several."""
+    """Token counts of one output; each of a request's n has its own."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
