@@ -1,19 +1,20 @@
 """The engine's process: `python -m nvcli.server.engine_worker FD`, started by `RemoteEngine`.
 
 It reads requests from the socket and writes outputs back, all that are there in one frame. It ends
-with its parent: the kernel is asked to see to that, and the end of the socket ends it too.
+with its parent: at the end of the socket, or when it sees that it has another parent. (The kernel's
+own signal for that comes when the *thread* that started us ends, and that is the one that loads.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import queue
 import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +29,21 @@ if TYPE_CHECKING:
     from nvcli.server.engine import ServerEngine
     from nvcli.types import RequestOutput
 
-_PR_SET_PDEATHSIG = 1
+_PARENT_INTERVAL_S = 0.5
 _STATS_INTERVAL_S = 0.25
 
 Group = tuple[str, list[Any]]
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent dies, however it does (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before that
+    """End this process soon after the parent has, however it did."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_INTERVAL_S)
         os._exit(1)
+
+    threading.Thread(target=watch, name="nvcli-parent", daemon=True).start()
 
 
 class Worker:
@@ -54,13 +58,15 @@ class Worker:
         """Until the parent says so or is gone."""
         sender = threading.Thread(target=self._send, name="nvcli-send", daemon=True)
         sender.start()
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while (message := read_frame(self._sock)) is not None:
                 kind, value = message
                 if kind == "submit":
                     self._submit(*value)
                 else:
                     self._llm.abort(value)
+        except (EOFError, OSError):  # the parent is gone
+            os._exit(1)
         self._llm.close()
 
     def _submit(self, request: Any, spec: Any) -> None:

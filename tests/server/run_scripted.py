@@ -1,6 +1,7 @@
 """Runs the server over a scripted engine as a process: `python -m tests.server.run_scripted JSON`.
 
-Keys: the fields of `ServerConfig`, and `answer`, `delay_s`, `load_s`, `load_error`.
+Keys: the fields of `ServerConfig`, and `answer`, `delay_s`, `load_s`, `load_error`,
+`is_remote`: the engine has a process of its own.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nvcli.config import EngineConfig
 from nvcli.errors import ModelError, NvcliError
 from nvcli.server.config import ServerConfig
+from nvcli.server.remote_engine import RemoteEngine
 from nvcli.server.run import serve
 from tests.server.scripted_llm import ScriptedLLM, make_tokenizer
 
@@ -24,12 +27,16 @@ def main() -> int:
     delay_s = options.pop("delay_s", 0.0)
     load_s = options.pop("load_s", 0.0)
     load_error = options.pop("load_error", None)
+    is_remote = options.pop("is_remote", False)
     for name in ("uds", "ready_file", "attach_socket"):
         if name in options:
             options[name] = Path(options[name])
 
-    def load() -> ScriptedLLM:
+    def load() -> ScriptedLLM | RemoteEngine:
         time.sleep(load_s)
+        if is_remote:
+            model = json.dumps({"answer": answer, "delay_s": delay_s})
+            return RemoteEngine(EngineConfig(model=model), worker="tests.server.scripted_worker")
         if load_error is not None:
             raise ModelError(load_error)
         tokenizer = make_tokenizer(Path(tempfile.mkdtemp()))

@@ -170,6 +170,43 @@ def test_a_unix_socket_answers_while_loading(start: Start, tmp_path: Path) -> No
     assert not path.exists()
 
 
+def children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rsplit(")", 1)[1].split()
+            if fields[0] != "Z" and int(fields[1]) == pid:
+                found.append(int(path.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_engine_of_its_own_lives_and_dies_with_the_server(
+    start: Start, number: signal.Signals
+) -> None:
+    process = start(is_remote=True)
+    process.wait_ready()
+    (child,) = children_of(process.process.pid)
+    time.sleep(1.0)  # the thread that loaded has ended
+    with process.client() as client:
+        name = client.get("/v1/models").json()["data"][0]["id"]
+        value = client.post(CHAT, json={**DEFAULTS, "model": name}).json()
+        assert value["choices"][0]["message"]["content"] == "Hello!"
+    process.process.send_signal(number)
+    assert process.end()[0] == (0 if number == signal.SIGTERM else -9)
+    deadline = time.monotonic() + 10
+    while is_running(child):
+        assert time.monotonic() < deadline, "the engine outlived its server"
+        time.sleep(0.05)
+
+
 def test_a_second_door_for_attach(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "nvcli" / "serve.sock"
     first = start(attach_socket=str(path))
