@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import queue
 import struct
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -22,7 +24,7 @@ from nvcli.errors import InvalidParameterError, RequestError, TokenizerError
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from nvcli.engine.engine import EngineStats, Request
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from nvcli.models.config import ModelConfig
     from nvcli.text import Tokenizer
 
-Prompt = str | Sequence[int] | Sequence[Message]
+Prompt = str | Sequence[int] | Sequence[Message] | Sequence[Mapping[str, Any]]
 
 # What Qwen recommends for Qwen3 (model cards): with thinking, and without.
 THINKING_SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
@@ -263,14 +265,17 @@ class LLM:
         num_open = 0
         try:
             for prompt, prompt_params in zip(batch, each, strict=True):
-                request = self.request(prompt, prompt_params, raw=True, is_streaming=False)
-                results[request.request_id] = []
-                num_open += request.params.n
+                request_id = self.next_request_id()
+                results[request_id] = []
+                num_outputs = 1 if prompt_params is None else prompt_params.n
+                num_open += num_outputs
                 try:
+                    request = self.request(prompt, prompt_params, raw=True, is_streaming=False)
+                    request.request_id = request_id
                     self.submit(request, finished.put)
                 except (RequestError, UsageError) as error:
-                    indices = set(range(request.params.n))
-                    finished.put(error_outputs(request.request_id, indices, error))
+                    indices = set(range(num_outputs))
+                    finished.put(error_outputs(request_id, indices, error))
             while num_open > 0:
                 for output in finished.get():
                     results[output.request_id].append(output)
@@ -297,23 +302,26 @@ class LLM:
     ) -> Request:
         """Turn a prompt into a request for `submit`: rendered, tokenized, with default sampling.
 
-        Raises `TemplateError` for messages that cannot be rendered.
+        Messages may be `Message`s or OpenAI's dicts.
+
+        Raises `TemplateError` for messages that cannot be rendered, `InvalidParameterError` for a
+        prompt that is neither text, messages nor token ids.
         """
         from nvcli.engine.engine import Request
 
         is_chat = False
         if isinstance(prompt, str) and raw:
             token_ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, str) or (prompt and isinstance(prompt[0], Message)):
+        elif isinstance(prompt, str) or _are_messages(prompt):
             messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
             token_ids = self.tokenizer.encode_chat(
                 cast("Sequence[Message]", messages), tools=tools, enable_thinking=enable_thinking
             )
             is_chat = True
         else:
-            token_ids = list(cast("Sequence[int]", prompt))
+            token_ids = _as_token_ids(prompt)
         return Request(
-            request_id=f"req-{next(self._request_ids)}",
+            request_id=self.next_request_id(),
             prompt_token_ids=token_ids,
             params=params or self.sampling(enable_thinking=enable_thinking),
             is_chat=is_chat,
@@ -340,7 +348,7 @@ class LLM:
         for prompt in prompts:
             ids = self._embedding_ids(prompt) if isinstance(prompt, str) else list(prompt)
             request = Request(
-                request_id=f"req-{next(self._request_ids)}",
+                request_id=self.next_request_id(),
                 prompt_token_ids=ids,
                 params=SamplingParams(max_tokens=0),
                 is_streaming=False,
@@ -360,6 +368,9 @@ class LLM:
         ids = self.tokenizer.encode(text, parse_special=False)
         end = self.tokenizer.id_of("<|endoftext|>")
         return ids if end is None else [*ids, end]
+
+    def next_request_id(self) -> str:
+        return f"req-{next(self._request_ids)}"
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request; its outputs go to `sink`, called from the engine's thread.
@@ -382,6 +393,10 @@ class LLM:
         """Stop the engine and free its memory. Safe to call twice."""
         self._thread.close()
         self._runner.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_thread") and not sys.is_finalizing():
+            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -447,9 +462,33 @@ def _load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:
         raise
 
 
-def _as_batch(
-    prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
-) -> list[str | Sequence[int]]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [cast("str | Sequence[int]", prompts)]
-    return list(cast("Sequence[str | Sequence[int]]", prompts))
+def _are_messages(prompt: object) -> bool:
+    return (
+        isinstance(prompt, Sequence)
+        and len(prompt) > 0
+        and isinstance(prompt[0], Message | Mapping)
+    )
+
+
+def _as_token_ids(prompt: object) -> list[int]:
+    try:
+        return [operator.index(token_id) for token_id in cast("Iterable[int]", prompt)]
+    except TypeError as error:
+        raise InvalidParameterError(
+            f"the prompt must be text, messages or token ids, got {type(prompt).__name__}",
+            param="prompt",
+        ) from error
+
+
+def _as_batch(prompts: object) -> list[str | Sequence[int]]:
+    """One prompt or many, as a list of them."""
+    if isinstance(prompts, str):
+        return [prompts]
+    try:
+        batch = list(cast("Iterable[Any]", prompts))
+    except TypeError as error:
+        raise InvalidParameterError(
+            f"prompts must be texts or token ids, got {type(prompts).__name__}", param="prompts"
+        ) from error
+    is_one = bool(batch) and not isinstance(batch[0], str) and hasattr(batch[0], "__index__")
+    return [batch] if is_one else batch

@@ -85,7 +85,7 @@ def _as_tuple(param: str, value: object, rule: str) -> tuple[Any, ...]:
 def _token_ids(param: str, value: object) -> tuple[int, ...]:
     token_ids = _as_tuple(param, value, "a list of token ids")
     for token_id in token_ids:
-        _check(_is_int(token_id, 0), param, token_id, "token ids, whole numbers from 0")
+        _check(_is_int(token_id, 0, MAX_SEED), param, token_id, "token ids, whole numbers from 0")
     return token_ids
 
 
@@ -151,7 +151,7 @@ class SamplingParams:
         bias: object = self.logit_bias or {}
         _check(isinstance(bias, Mapping), "logit_bias", bias, "a mapping of token ids to numbers")
         for token_id, value in (self.logit_bias or {}).items():
-            _check(_is_int(token_id, 0), "logit_bias", token_id, "of token ids from 0")
+            _check(_is_int(token_id, 0, MAX_SEED), "logit_bias", token_id, "of token ids from 0")
             _check(_in_range(value, -100, 100), "logit_bias", value, "from -100 to 100")
 
     def _check_numbers(self) -> None:

@@ -219,7 +219,9 @@ class BlockManager:
             elif seq.cache_salt is None:
                 parent = b""
             else:
-                parent = blake2b(seq.cache_salt.encode(), digest_size=DIGEST_SIZE).digest()
+                parent = blake2b(
+                    seq.cache_salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE
+                ).digest()
             tokens = seq.known_tokens(len(hashes) * size, (len(hashes) + 1) * size)
             assert len(tokens) == size, "only a full block of known tokens has a name"
             data = parent + array("i", tokens).tobytes()

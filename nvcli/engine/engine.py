@@ -21,6 +21,7 @@ from nvcli.text import OutputRouter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from types import UnionType
 
     from nvcli.engine.grammar import Grammar
     from nvcli.engine.step import StepDevice, StepPlan
@@ -137,11 +138,14 @@ class Engine:
 
         Raises:
             ContextLengthError: the prompt fits neither the context nor the KV cache.
-            InvalidParameterError: a token id lies outside the tokenizer's vocabulary.
+            InvalidParameterError: a token id lies outside the tokenizer's vocabulary, or a value
+                is of the wrong kind.
             RequestError: the prompt is empty.
         """
         params, prompt = request.params, request.prompt_token_ids
         limit = self.max_model_len
+        _check_kind("priority", request.priority, int, "a whole number")
+        _check_kind("cache_salt", request.cache_salt, str | None, "text or None")
         if not prompt:
             raise RequestError("the prompt is empty", hint="Give at least one token.")
         needs_room = params.max_tokens != 0
@@ -172,7 +176,7 @@ class Engine:
 
     def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
+            if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
                 raise InvalidParameterError(
                     f"{param} holds token id {token_id}; the vocabulary ends at "
                     f"{self._vocab_size - 1}",
@@ -280,6 +284,11 @@ class Engine:
         if not live:
             del self._live[request_id]
             self._best_of.pop(request_id, None)
+
+
+def _check_kind(param: str, value: object, kind: type | UnionType, rule: str) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidParameterError(f"{param} must be {rule}, got {value!r}", param=param)
 
 
 def _seed_of_index(seed: int, index: int) -> int:

@@ -9,13 +9,15 @@ one call a step. A sink must be quick and must not raise: it puts the outputs on
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nvcli.errors import EngineClosedError, NvcliError
+from nvcli.errors import EngineClosedError, EngineError, NvcliError
 from nvcli.types import FinishReason, RequestOutput
 
 if TYPE_CHECKING:
@@ -24,6 +26,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nvcli")
 
 Sink = Callable[[list[RequestOutput]], None]
+
+
+_running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A thread that is inside torch while the interpreter is taken down aborts the process."""
+    for thread in list(_running):
+        thread.close()
 
 
 class EngineThread:
@@ -38,6 +50,7 @@ class EngineThread:
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="nvcli-engine", daemon=True)
         self._thread.start()
+        _running.add(self)
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Check the request now, queue it, and send its outputs to `sink`.
@@ -62,7 +75,8 @@ class EngineThread:
             self._is_closing = True
 
         self._post_if_open(stop)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # it may be the last to drop an LLM
+            self._thread.join()
 
     @property
     def is_alive(self) -> bool:
@@ -85,8 +99,12 @@ class EngineThread:
             self._engine.add(request)
         except NvcliError as error:
             sink(error_outputs(request.request_id, open_indices, error))
-            return
-        self._sinks[request.request_id] = (sink, open_indices)
+        except Exception as exc:  # a bug of ours: this request tells of it, then the thread ends
+            wrapped = EngineError(f"the request could not be added: {type(exc).__name__}: {exc}")
+            sink(error_outputs(request.request_id, open_indices, wrapped))
+            raise
+        else:
+            self._sinks[request.request_id] = (sink, open_indices)
 
     def _run(self) -> None:
         error = EngineClosedError("the engine was closed")
@@ -134,6 +152,8 @@ class EngineThread:
                 self._inbox.get_nowait()()
             except queue.Empty:
                 break
+            except Exception as exc:
+                logger.debug("after the end of the engine thread", exc_info=exc)
         for request_id, (sink, open_indices) in self._sinks.items():
             sink(error_outputs(request_id, open_indices, error))
         self._sinks.clear()

@@ -11,7 +11,7 @@ import pytest
 from nvcli.engine.async_engine import AsyncEngine
 from nvcli.engine.engine import Engine, Request
 from nvcli.engine.engine_thread import EngineThread
-from nvcli.errors import EngineClosedError, RequestError
+from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError
 from nvcli.types import FinishReason, RequestOutput, SamplingParams, fold_outputs
 from tests.scripted_device import ScriptedDevice
 
@@ -121,6 +121,64 @@ def test_a_dead_engine_tells_everybody_why(monkeypatch: pytest.MonkeyPatch) -> N
     thread.close()
     with pytest.raises(EngineClosedError, match="planted"):
         thread.submit(make_request("b"), outputs.put)
+
+
+def test_an_engine_that_dies_while_adding_tells_that_request_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine()
+
+    def broken_add(request: Request) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(engine, "add", broken_add)
+    thread = EngineThread(engine)
+    outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    thread.submit(make_request(n=2), outputs.put)
+    errors = outputs.get(timeout=10)
+    assert [(o.index, o.finish_reason) for o in errors] == [
+        (0, FinishReason.ERROR),
+        (1, FinishReason.ERROR),
+    ]
+    thread.close()
+    with pytest.raises(EngineClosedError, match="planted"):
+        thread.submit(make_request("b"), outputs.put)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", "high"),
+        ("priority", None),
+        ("priority", float("nan")),
+        ("priority", True),
+        ("cache_salt", b"x"),
+        ("cache_salt", 3),
+        ("cache_salt", ["x"]),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused_before_they_reach_the_thread(
+    name: str, value: object
+) -> None:
+    thread = EngineThread(make_engine())
+    request = make_request()
+    setattr(request, name, value)
+    with pytest.raises(InvalidParameterError) as caught:
+        thread.submit(request, print)
+    assert caught.value.param == name
+    assert thread.is_alive
+    thread.close()
+
+
+def test_a_lone_surrogate_salts_like_any_text() -> None:
+    thread = EngineThread(make_engine())
+    outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    request = make_request()
+    request.prompt_token_ids = list(range(12))
+    request.cache_salt = "\ud800"
+    thread.submit(request, outputs.put)
+    assert drain(outputs).finish_reason is FinishReason.LENGTH
+    thread.close()
 
 
 def test_async_streams_side_by_side() -> None:

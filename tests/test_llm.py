@@ -1,0 +1,98 @@
+"""LLM: what it takes for a prompt, and how a program that forgets to close it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy
+import pytest
+
+from nvcli import LLM, Message
+from nvcli.errors import InvalidParameterError
+from nvcli.types import FinishReason, SamplingParams
+
+pytestmark = pytest.mark.torch
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", device="cpu") as demo:
+        yield demo
+
+
+def test_messages_may_be_openai_dicts(llm: LLM) -> None:
+    text = "What is the capital of France?"
+    params = llm.sampling(temperature=0)
+    plain = llm.chat([Message("user", text)], params, enable_thinking=False)
+    dicts = llm.chat([{"role": "user", "content": text}], params, enable_thinking=False)
+    assert plain.text == dicts.text == "The capital of France is Paris."
+
+
+def test_prompts_of_every_kind_of_sequence(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Once there was")
+    expected = llm.generate(ids, GREEDY)[0].token_ids
+    for prompt in (tuple(ids), numpy.array(ids), iter(ids)):
+        assert llm.generate(prompt, GREEDY)[0].token_ids == expected  # type: ignore[arg-type]
+    several = llm.generate((p for p in ("Once there was", ids)), GREEDY)  # type: ignore[arg-type]
+    assert [o.token_ids for o in several] == [expected, expected]
+
+
+@pytest.mark.parametrize("prompt", [5, None, [1.0, 2.0], [None], object()])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompt: object) -> None:
+    with pytest.raises(InvalidParameterError, match="prompt"):
+        llm.stream(prompt, GREEDY)  # type: ignore[arg-type]
+
+
+def test_one_bad_prompt_of_a_batch_fails_alone(llm: LLM) -> None:
+    outputs = llm.generate(["Once", [1.5], [], [10**9], "Once"], GREEDY)  # type: ignore[list-item]
+    reasons = [o.finish_reason for o in outputs]
+    assert reasons[1:4] == [FinishReason.ERROR] * 3
+    assert outputs[0].token_ids == outputs[4].token_ids != ()
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_as_many_params_as_prompts(llm: LLM, n: int) -> None:
+    with pytest.raises(InvalidParameterError, match="2 prompts"):
+        llm.generate(["a", "b"], [GREEDY] * n)
+
+
+FORGETFUL = {
+    "ends while it streams": ("for _ in stream: break", 0),
+    "exits while it streams": ("next(stream); sys.exit(3)", 3),
+    "raises while it streams": ("next(stream); raise SystemExit(4)", 4),
+    "drops it while it streams": ("next(stream); del llm, stream; gc.collect()", 0),
+}
+
+
+@pytest.mark.parametrize(("end", "code"), FORGETFUL.values(), ids=list(FORGETFUL))
+def test_a_program_may_end_without_closing(end: str, code: int) -> None:
+    program = (
+        "import gc, sys\n"
+        "from nvcli import LLM, SamplingParams\n"
+        "llm = LLM('demo', device='cpu')\n"
+        "stream = llm.stream('Tell me a story.', SamplingParams(ignore_eos=True))\n"
+        f"{end}\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (run.returncode, run.stderr) == (code, "")
+
+
+def test_a_dropped_llm_ends_its_thread() -> None:
+    import gc
+    import threading
+
+    def engine_threads() -> int:
+        return sum(thread.name == "nvcli-engine" for thread in threading.enumerate())
+
+    before = engine_threads()
+    llm = LLM("demo", device="cpu")
+    assert engine_threads() == before + 1
+    del llm
+    gc.collect()
+    assert engine_threads() == before
