@@ -53,3 +53,20 @@ def test_answer_within_the_budget(flag: str) -> None:
         if best < BUDGET_S:
             break
     assert best < BUDGET_S
+
+
+def test_ctrl_c_during_the_imports_ends_like_any_other() -> None:
+    program = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'nvcli.cli.app':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from nvcli.__main__ import main\n"
+        "sys.exit(main(['--help']))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
