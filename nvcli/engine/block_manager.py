@@ -110,10 +110,6 @@ class BlockManager:
         """Held fraction of the pool, 0 to 1."""
         return 1 - self.num_free / self.num_blocks
 
-    @property
-    def hit_rate(self) -> float:
-        return self.num_hit_tokens / max(1, self.num_queried_tokens)
-
     def is_named(self, block: int) -> bool:
         return self._digests[block] is not None
 

@@ -80,16 +80,15 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(row.n for row in self.rows)
 
-    @property
-    def is_decode_only(self) -> bool:
-        return all(row.n == 1 for row in self.rows)
-
 
 @dataclass(slots=True)
 class StepResult:
     """What a step sampled, by row of its plan."""
 
-    token_ids: list[int]  # -1 where the row does not sample
+    # -1 where the row does not sample. In a row that samples, -1 says that its masks forbid every
+    # token: the sequence must end. Its slot holds id 0 there, so that a step launched before this
+    # was read finds an id of the vocabulary; what that step makes of it is dropped by its epoch.
+    token_ids: list[int]
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # row -> of its sample
     # row -> of prompt tokens start + 1 .. start + n, as far as they are prompt tokens
     prompt_logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)

@@ -38,11 +38,6 @@ class MethodNotAllowedError(RequestError):
     code = "method_not_allowed"
 
 
-class ConflictError(RequestError):
-    http_status = 409
-    code = "conflict"
-
-
 class BodyTooLargeError(RequestError):
     http_status = 413
     code = "request_too_large"
