@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nvcli.engine.engine import Request
     from nvcli.engine.engine_thread import Sink
     from nvcli.engine.grammar import Grammar, GrammarSpec
+    from nvcli.engine.step import StepDevice
     from nvcli.types import SamplingParams
 
 WORKER = "nvcli.server.engine_worker"
@@ -78,7 +79,7 @@ class RemoteEngine:
             vocab_size=value["vocab_size"],
             eos_token_ids=value["eos_token_ids"],
         )
-        self._limits = _Limits(value["max_model_len"], value["vocab_size"], self._stats)
+        self._checks = _Checks(value, self._stats, self.tokenizer)
 
     # --- what was loaded --------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class RemoteEngine:
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Raises what `LLM.submit` raises."""
-        Engine.validate(cast("Engine", self._limits), request)
+        self._checks.validate(request)
         grammar, request.grammar = request.grammar, None  # compiled again over there
         frame = encode(("submit", (request, None if grammar is None else grammar.spec)))
         request.grammar = grammar
@@ -218,13 +219,19 @@ class RemoteEngine:
         self._sock.close()
 
 
-class _Limits:
-    """What `Engine.validate` looks at."""
+class _Checks(Engine):
+    """Only `validate` of an engine: what a request must keep to."""
 
-    _check_ids = Engine._check_ids
-
-    def __init__(self, max_model_len: int, vocab_size: int, stats: EngineStats) -> None:
-        self.max_model_len = max_model_len
-        self._vocab_size = vocab_size
-        self._tokenizer = object()
-        self._device = SimpleNamespace(num_blocks=stats.num_blocks, block_size=stats.block_size)
+    def __init__(self, info: dict[str, Any], stats: EngineStats, tokenizer: Tokenizer) -> None:
+        self._device = cast(
+            "StepDevice",
+            SimpleNamespace(
+                max_model_len=info["max_model_len"],
+                max_num_seqs=info["max_num_seqs"],
+                num_blocks=stats.num_blocks,
+                block_size=stats.block_size,
+            ),
+        )
+        self._vocab_size = info["vocab_size"]
+        self._eos_token_ids = frozenset(info["eos_token_ids"])
+        self._tokenizer = tokenizer

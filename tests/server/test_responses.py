@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -271,6 +272,14 @@ def wait_for(served: Served, response_id: str, status: str) -> dict[str, Any]:
     raise AssertionError(body["status"])
 
 
+def wait_until(is_true: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if is_true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come about")
+
+
 def test_background(serve: Serve) -> None:
     served = serve("Hello there", delay_s=0.01)
     queued = create(served, background=True)
@@ -286,7 +295,7 @@ def test_background(serve: Serve) -> None:
     assert done["output"][0]["content"][0]["text"] == "Hello there"
     assert done["background"] is True
     served.wait_idle()
-    assert served.app.state.num_requests == 0
+    wait_until(lambda: served.app.state.num_requests == 0)
 
 
 def test_a_background_response_outlives_its_client_and_can_be_cancelled(serve: Serve) -> None:
@@ -297,12 +306,12 @@ def test_a_background_response_outlives_its_client_and_can_be_cancelled(serve: S
         next(lines)
         response_id = json.loads(next(lines).removeprefix("data: "))["response"]["id"]
     assert wait_for(served, response_id, "in_progress")
-    assert served.llm.stats().num_running == 1
+    wait_until(lambda: served.llm.stats().num_running == 1)
     cancelled = served.client.post(f"{PATH}/{response_id}/cancel").json()
     assert cancelled["status"] == "cancelled"
     served.wait_idle()
     assert served.client.get(f"{PATH}/{response_id}").json()["status"] == "cancelled"
-    assert served.app.state.num_requests == 0
+    wait_until(lambda: served.app.state.num_requests == 0)
 
 
 def test_leaving_ends_a_response(serve: Serve) -> None:
