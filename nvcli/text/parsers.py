@@ -167,6 +167,16 @@ class OutputRouter:
         return self._skip_special_tokens and self._vocabulary.is_special(token_id)
 
     @property
+    def think_id(self) -> int | None:
+        """The id that opens a think block, None where there is none; grammars allow it."""
+        return self._think_id
+
+    @property
+    def call_start_id(self) -> int | None:
+        """The id that opens a tool call, None where calls are not looked for; grammars ask."""
+        return self._call_start_id if self._parse_tools else None
+
+    @property
     def think_close_token_ids(self) -> tuple[int, ...]:
         """The ids that end a think block: `</think>` and the newlines after it."""
         if self._end_think_id is None:
