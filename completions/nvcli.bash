@@ -119,7 +119,7 @@ _nvcli() {
             esac ;;
         "bench latency")
             options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
-            kind=argument:free
+            kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
@@ -132,7 +132,7 @@ _nvcli() {
             esac ;;
         "bench throughput")
             options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
-            kind=argument:free
+            kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
@@ -163,13 +163,13 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --seed --served-model-name --gpu-metrics --self-test --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --repeat --seed --served-model-name --gpu-metrics --self-test --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--seed|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--repeat|--seed|--served-model-name) kind=free ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --trace|--out|--log-file|--config) kind=files ;;
                 --cache) kind=words words="cold keep" ;;
@@ -194,7 +194,7 @@ _nvcli() {
             esac ;;
         "bench plan")
             options="-m --model --device --dtype --gpu-memory-utilization --max-num-seqs --in-len --out-len --rate --arrival --gpu --explain --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
-            kind=argument:free
+            kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
@@ -219,7 +219,7 @@ _nvcli() {
             esac ;;
         "models show")
             options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
-            kind=argument:free
+            kind=argument:models
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
@@ -227,7 +227,7 @@ _nvcli() {
             esac ;;
         "models pull")
             options="-q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
-            kind=argument:free
+            kind=argument:models
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
@@ -235,7 +235,7 @@ _nvcli() {
             esac ;;
         "models rm")
             options="-y --yes -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
-            kind=argument:free
+            kind=argument:models
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
@@ -243,7 +243,7 @@ _nvcli() {
             esac ;;
         "models verify")
             options="--json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
-            kind=argument:free
+            kind=argument:models
             case "$prev" in
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;

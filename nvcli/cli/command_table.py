@@ -97,6 +97,8 @@ def _value(param: Any) -> Value:
         return Value(metavar, "words", _WORDS[param.name])
     if param.name in _DYNAMIC:
         return Value(metavar, _DYNAMIC[param.name])
+    if metavar == "MODEL":
+        return Value(metavar, "models")
     if metavar in _FILE_METAVARS:
         return Value(metavar, "files")
     if _CHOICES.fullmatch(metavar):

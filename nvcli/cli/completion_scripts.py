@@ -104,14 +104,14 @@ _ZSH_HEAD = """\
 #compdef nvcli
 # {note}
 
-_nvcli_values() {{
+__nvcli_values() {{
   local -a found
   found=(${{(f)"$(nvcli completion --values $@[-1] 2>/dev/null)"}})
   compadd "${{@[1,-2]}}" -a found  # what zsh adds stands before the kind
 }}
 
-_nvcli_models() {{
-  _alternative 'models:model:_nvcli_values models' 'folders:folder:_path_files -/'
+__nvcli_model_names() {{
+  _alternative 'models:model:__nvcli_values models' 'folders:folder:_path_files -/'
 }}
 
 """
@@ -157,9 +157,9 @@ def _zsh_action(value: Value) -> str:
     if value.kind == "words":
         return f"({' '.join(value.words)})"
     if value.kind == "models":
-        return "_nvcli_models"
+        return "__nvcli_model_names"
     if value.kind in DYNAMIC:
-        return f"_nvcli_values {value.kind}"
+        return f"__nvcli_values {value.kind}"
     return "_files" if value.kind == "files" else " "
 
 

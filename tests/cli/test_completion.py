@@ -87,6 +87,8 @@ CASES = [
     ("nvcli chat -f not", "nvcli chat -f notes.txt"),
     ("nvcli completion fi", "nvcli completion fish"),
     ("nvcli batch --order comp", "nvcli batch --order completion"),
+    ("nvcli models show Exam", "nvcli models show Example/Tiny-Qwen"),
+    ("nvcli chat --session hol", "nvcli chat --session holiday"),
 ]
 
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-import nvcli.llm
+import nvcli.repl.chat_llm
 from nvcli.cli.chat import open_model
 from nvcli.config import EngineConfig
 from nvcli.repl.screen import Screen
@@ -18,7 +18,7 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*, config: EngineConfig) -> FakeLLM:
         return FakeLLM(model_name=config.model, is_demo=config.model == "demo")
 
-    monkeypatch.setattr(nvcli.llm, "LLM", build)
+    monkeypatch.setattr(nvcli.repl.chat_llm, "ChatLLM", build)
 
 
 def load(model: str, **screen: bool) -> str:

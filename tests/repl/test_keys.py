@@ -115,6 +115,7 @@ def test_multiline_and_session(tmp_path: Path) -> None:
         chat.prompt()
         chat.type("/sessions\r")
         chat.wait_for("1 turn  one")
+        chat.prompt()
         chat.type("\x04")
         chat.end()
     with PtyChat(tmp_path, "plain", "-c") as chat:
