@@ -28,6 +28,11 @@ def resolve_model(name: str) -> Path:
     """
     if name == DEFAULT_MODEL:
         return demo_folder()
+    if not name.strip():
+        raise ModelNotFoundError(
+            "the name of the model is empty",
+            hint="Give a local folder or a Hugging Face id such as Qwen/Qwen3-0.6B.",
+        )
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder

@@ -132,6 +132,12 @@ def test_missing_folder_names_the_next_step() -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_no_folder(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="the name of the model is empty"):
+        resolve_model(name)
+
+
 def test_file_instead_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ModelNotFoundError, match="is a file, not a folder"):
