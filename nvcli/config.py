@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from nvcli.errors import UnsupportedParameterError, UsageError
+from nvcli.types import MAX_INT, MAX_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,8 +80,9 @@ class EngineConfig:
         )
         self._check_choice("generation_config", self.generation_config, ("auto", "none"))
         for name in ("max_model_len", "num_blocks", "block_size", "max_num_seqs"):
-            self._check_at_least(name, 1)
-        self._check_at_least("max_num_batched_tokens", 1)
+            self._check_between(name, 1, MAX_INT)
+        self._check_between("max_num_batched_tokens", 1, MAX_INT)
+        self._check_between("seed", -MAX_SEED, MAX_SEED)
         share = self.memory_utilization
         if share is not None and not 0 < share <= 1:
             raise UsageError(
@@ -95,12 +97,14 @@ class EngineConfig:
                 f"{name} must be one of {', '.join(options)}, got {value!r}", param=name
             )
 
-    def _check_at_least(self, name: str, low: int) -> None:
+    def _check_between(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise UsageError(f"{name} must be a whole number, got {value!r}", param=name)
         if value is not None and value < low:
             raise UsageError(f"{name} must be at least {low}, got {value!r}", param=name)
+        if value is not None and value > high:
+            raise UsageError(f"{name} must be at most {high}, got {value!r}", param=name)
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:
@@ -131,6 +135,8 @@ def parse_length(text: str) -> int:
         raise UsageError(f"{text!r} is no token count", hint="Write 4096, 32k or 1M.")
     number, unit = match.groups()
     value = float(number) * {"": 1, "k": 1024, "m": 1024**2}[unit.lower()]
+    if value > MAX_INT:
+        raise UsageError(f"{text!r} is more than {MAX_INT} tokens", hint="Write 4096, 32k or 1M.")
     if value != int(value) or value < 1:
         raise UsageError(f"{text!r} is no whole number of tokens", hint="Write 4096, 32k or 1M.")
     return int(value)

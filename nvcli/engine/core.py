@@ -15,7 +15,8 @@ One stream: the device runs plans in launch order, all of them. That is the only
 that ended gives its slot and blocks away at once, although a launched step may still write there.
 
 Errors end sequences, never the loop: when a step cannot be launched or read, its sequences finish
-with `FinishReason.ERROR`. Not thread-safe: one thread calls everything here.
+with `FinishReason.ERROR`, and so does one whose masks leave no token. Not thread-safe: one thread
+calls everything here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from typing import TYPE_CHECKING
 
 from nvcli.engine.block_manager import BlockManager
 from nvcli.engine.scheduler import Scheduler
-from nvcli.errors import ContextLengthError, EngineError, InvalidParameterError, NvcliError
+from nvcli.errors import (
+    ContextLengthError,
+    EngineError,
+    InvalidParameterError,
+    NvcliError,
+    RequestError,
+)
 from nvcli.types import FinishReason
 
 if TYPE_CHECKING:
@@ -204,7 +211,9 @@ class EngineCore:
     def _settle(self, row: Row, index: int, result: StepResult, now: float) -> None:
         seq = row.seq
         token_id = result.token_ids[index]
-        self.scheduler.settle(row, token_id)
+        is_stuck = row.samples and token_id < 0
+        if not is_stuck:
+            self.scheduler.settle(row, token_id)
         update = Update(seq)
         if index in result.prompt_logprobs:
             # After preemption the prompt is computed again: hand out each position once.
@@ -212,7 +221,15 @@ class EngineCore:
             update.prompt_logprobs = pieces[max(0, seq.num_prompt_logprobs - row.start) :]
             seq.num_prompt_logprobs += len(update.prompt_logprobs)
         update.pooled = result.pooled.get(index)
-        if row.samples:
+        if is_stuck:
+            update.error = RequestError(
+                f"nothing may be sampled after {len(seq.output_token_ids)} output tokens: the "
+                "request's restrictions together forbid every token",
+                hint="Loosen allowed_token_ids, bad_token_ids, bad_words, min_tokens or "
+                "response_format.",
+            )
+            self._end(update, FinishReason.ERROR)
+        elif row.samples:
             update.token_ids = [token_id]
             if index in result.logprobs:
                 update.logprobs = [result.logprobs[index]]

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nvcli.engine.device_state import DeviceState
-    from nvcli.engine.model_runner import Model
     from nvcli.engine.step import StepPlan
+    from nvcli.engine.step_runner import Model
     from nvcli.engine.step_sampler import StepSampler
     from nvcli.kernels.attention import AttentionBackend
 

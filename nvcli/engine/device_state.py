@@ -20,26 +20,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nvcli.engine.kv_cache import reserving
+from nvcli.engine.staging import Staging
 from nvcli.kernels.noise import as_int64
 from nvcli.layers.forward_batch import ForwardBatch
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from nvcli.engine.kv_cache import KVCache
+    from nvcli.engine.staging import Array
     from nvcli.engine.step import SlotInit, StepPlan, TokenWrite
     from nvcli.kernels.attention import AttentionBackend
     from nvcli.types import SamplingParams
-
-    Array = NDArray[Any]
-
-STAGING_RING = 4  # at least depth + 2 steps may have their upload outstanding
 
 
 class F(IntEnum):
@@ -94,64 +91,6 @@ def masks_of(plan: StepPlan, sample_rows: list[int]) -> list[Array | None] | Non
 
 
 @dataclass(slots=True)
-class _StagingBuffer:
-    host: Tensor  # pinned, uint8
-    device: Tensor
-    event: Any = None
-
-
-class Staging:
-    """Uploads a step's arrays as one copy that does not wait.
-
-    On CUDA through a ring of pinned buffers; a buffer is filled again only after its copy is done.
-    On the CPU the arrays are used where they are.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.ring: list[_StagingBuffer] = []
-        self.turn = 0
-
-    def upload(self, arrays: list[Array]) -> list[Tensor]:
-        if self.device.type == "cpu":
-            return [torch.from_numpy(array) for array in arrays]
-        offsets, size = [], 0
-        for array in arrays:
-            offsets.append(size)
-            size += -(-array.nbytes // 16) * 16
-        buffer = self._next_buffer(size)
-        host = buffer.host.numpy()
-        for array, offset in zip(arrays, offsets, strict=True):
-            host[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-        buffer.device[:size].copy_(buffer.host[:size], non_blocking=True)
-        buffer.event.record()
-        return [
-            buffer.device[offset : offset + array.nbytes]
-            .view(torch.from_numpy(array[:0]).dtype)
-            .view(array.shape)
-            for array, offset in zip(arrays, offsets, strict=True)
-        ]
-
-    def _next_buffer(self, size: int) -> _StagingBuffer:
-        self.turn = (self.turn + 1) % STAGING_RING
-        if self.turn < len(self.ring):
-            self.ring[self.turn].event.synchronize()  # STAGING_RING steps old: done long ago
-        if self.turn >= len(self.ring) or self.ring[self.turn].host.numel() < size:
-            capacity = max(1 << 16, 1 << size.bit_length())
-            buffer = _StagingBuffer(
-                host=torch.empty(capacity, dtype=torch.uint8, pin_memory=True),
-                device=torch.empty(capacity, dtype=torch.uint8, device=self.device),
-                event=torch.cuda.Event(),  # type: ignore[no-untyped-call]
-            )
-            if self.turn < len(self.ring):
-                self.ring[self.turn] = buffer
-            else:
-                self.turn = len(self.ring)
-                self.ring.append(buffer)
-        return self.ring[self.turn]
-
-
-@dataclass(slots=True)
 class _Deltas:
     """Arrays of a plan's deltas on their way to the device, and what to do with each."""
 
@@ -185,18 +124,29 @@ class DeviceState:
         self.padded_vocab_size = padded_vocab_size  # V: the width of the logits
         num_slots = max_num_seqs + 1  # S
         width = kv_cache.spec.blocks_for(max_model_len)  # M
-        self.tokens = torch.zeros((num_slots, max_model_len + 1), dtype=torch.int32, device=device)
+        per_slot = 4 * (max_model_len + 1 + width) + 16 * 8 + 12 + 8  # with _iota and `slots`
+        with reserving(
+            num_slots * per_slot,
+            f"the tables of {max_num_seqs} sequences of up to {max_model_len} tokens",
+            device,
+            hint="Lower --max-num-seqs or --max-model-len.",
+        ):
+            self._allocate(num_slots, max_model_len + 1, width)
+        self.counts: Tensor | None = None  # [S, V] int32, output tokens
+        self.prompt_seen: Tensor | None = None  # [S, V] bool
+        self.logit_bias: Tensor | None = None  # [S, V] float32, -inf where a token is forbidden
+        self.version = 0  # changes whenever a slot gets a new owner
+        self.staging = Staging(device)
+
+    def _allocate(self, num_slots: int, num_positions: int, width: int) -> None:
+        device = self.device
+        self.tokens = torch.zeros((num_slots, num_positions), dtype=torch.int32, device=device)
         self.block_table = torch.full(
             (num_slots, width), self.dummy_block, dtype=torch.int32, device=device
         )
         self.params_f = torch.zeros((num_slots, 8), dtype=torch.float64, device=device)
         self.params_i = torch.zeros((num_slots, 8), dtype=torch.int64, device=device)
-        self.counts: Tensor | None = None  # [S, V] int32, output tokens
-        self.prompt_seen: Tensor | None = None  # [S, V] bool
-        self.logit_bias: Tensor | None = None  # [S, V] float32, -inf where a token is forbidden
         self.slots: list[SlotInfo | None] = [None] * num_slots
-        self.version = 0  # changes whenever a slot gets a new owner
-        self.staging = Staging(device)
         self._iota = torch.arange(max(1024, num_slots + 1), device=device)  # int64
         self._iota_i32 = self._iota[: num_slots + 1].to(torch.int32)
 
@@ -367,14 +317,14 @@ class DeviceState:
 
     def _init_bias(self, slot: int, params: SamplingParams, bad_tokens: list[int]) -> None:
         """Bias, allowed and bad tokens are one row of numbers to add to the logits."""
-        shape = (len(self.slots), self.padded_vocab_size)
+        width = self.padded_vocab_size
         if self.logit_bias is None:
-            self.logit_bias = torch.zeros(shape, dtype=torch.float32, device=self.device)
-        row = np.zeros(shape[1], np.float32)
+            self.logit_bias = self._vocab_table(torch.float32)
+        row = np.zeros(width, np.float32)
         for token_id, bias in (params.logit_bias or {}).items():
             row[token_id] = bias
         if params.allowed_token_ids is not None:
-            is_forbidden = np.ones(shape[1], np.bool_)
+            is_forbidden = np.ones(width, np.bool_)
             is_forbidden[list(params.allowed_token_ids)] = False
             row[is_forbidden] = -np.inf
         row[bad_tokens] = -np.inf
@@ -415,10 +365,20 @@ class DeviceState:
 
     def _count_tables(self) -> tuple[Tensor, Tensor]:
         if self.counts is None or self.prompt_seen is None:
-            shape = (len(self.slots), self.padded_vocab_size)
-            self.counts = torch.zeros(shape, dtype=torch.int32, device=self.device)
-            self.prompt_seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
+            self.counts = self._vocab_table(torch.int32)
+            self.prompt_seen = self._vocab_table(torch.bool)
         return self.counts, self.prompt_seen
+
+    def _vocab_table(self, dtype: torch.dtype) -> Tensor:
+        """[S, V] of zeros. Raises `OutOfMemoryError`."""
+        shape = (len(self.slots), self.padded_vocab_size)
+        with reserving(
+            shape[0] * shape[1] * dtype.itemsize,
+            f"penalties or biases of {shape[0] - 1} sequences over {shape[1]} token ids",
+            self.device,
+            hint="Lower --max-num-seqs or --gpu-memory-utilization.",
+        ):
+            return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _count(self, slot: int, token_ids: Tensor, change: int) -> None:
         """Count output tokens.  token_ids: [n] int64."""
@@ -445,7 +405,11 @@ class DeviceState:
         info.length = max(info.length, end)
 
     def store_samples(self, plan: StepPlan, inputs: StepInputs, sampled: Tensor) -> None:
-        """Write the samples to their positions and count them.  sampled: [R] int64."""
+        """Write the samples to their positions and count them.  sampled: [R] int64.
+
+        Where nothing could be sampled (-1), id 0 is written, so that a step already launched reads
+        an id of the vocabulary, and nothing is counted.
+        """
         penalised: list[int] = []
         for i, index in enumerate(inputs.sample_rows):
             row = plan.rows[index]
@@ -462,5 +426,5 @@ class DeviceState:
             if len(penalised) < len(inputs.sample_rows):
                 index_of = self.upload_index(penalised)
                 slots, ids = slots[index_of], ids[index_of]
-            counts.index_put_((slots, ids), torch.ones_like(ids, dtype=torch.int32), True)
-        self.tokens[inputs.sample_slots, inputs.sample_positions] = sampled.to(torch.int32)
+            counts.index_put_((slots, ids.clamp(min=0)), (ids >= 0).to(torch.int32), True)
+        self.tokens[inputs.sample_slots, inputs.sample_positions] = sampled.clamp(min=0).int()

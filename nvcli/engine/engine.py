@@ -138,8 +138,8 @@ class Engine:
 
         Raises:
             ContextLengthError: the prompt fits neither the context nor the KV cache.
-            InvalidParameterError: a token id lies outside the tokenizer's vocabulary, or a value
-                is of the wrong kind.
+            InvalidParameterError: a token id lies outside the tokenizer's vocabulary, a value is
+                of the wrong kind, or no token may be sampled.
             RequestError: the prompt is empty.
         """
         params, prompt = request.params, request.prompt_token_ids
@@ -171,8 +171,26 @@ class Engine:
         self._check_ids("stop_token_ids", params.stop_token_ids)
         for word in params.bad_words:
             self._check_ids("bad_words", word)
+        self._check_choice(params)
         if (params.stop or request.is_chat) and self._tokenizer is None:
             raise InvalidParameterError("stop strings need a tokenizer", param="stop")
+
+    def _check_choice(self, params: SamplingParams) -> None:
+        """Something must be left that may be sampled. What cannot be known before - minimum length,
+        longer bad words, grammars - ends the sequence when it comes to it: see `EngineCore`."""
+        bad = {*params.bad_token_ids, *(word[0] for word in params.bad_words if len(word) == 1)}
+        allowed = params.allowed_token_ids
+        if allowed is not None and bad.issuperset(allowed):
+            raise InvalidParameterError(
+                f"allowed_token_ids leaves no token: all {len(allowed)} of them are in "
+                "bad_token_ids or bad_words",
+                param="allowed_token_ids",
+            )
+        if len(bad) >= self._vocab_size:
+            raise InvalidParameterError(
+                f"bad_token_ids and bad_words forbid all {self._vocab_size} tokens",
+                param="bad_token_ids",
+            )
 
     def _check_ids(self, param: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

@@ -16,8 +16,10 @@ either way.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,8 +27,13 @@ from torch import Tensor
 
 from nvcli.errors import OutOfMemoryError, UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 DEFAULT_SHARE = {"cuda": 0.9, "cpu": 0.5}
 _MEMINFO = Path("/proc/meminfo")
+# What torch and numpy raise when memory, or the range of a size, does not suffice.
+_REFUSALS = (RuntimeError, MemoryError, OverflowError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,20 @@ def available_memory(meminfo: Path = _MEMINFO) -> int:
     return int(os.sysconf(pages)) * int(os.sysconf("SC_PAGE_SIZE"))
 
 
+@contextmanager
+def reserving(size: int, what: str, device: torch.device, *, hint: str) -> Iterator[None]:
+    """Around an allocation of `size` bytes: `OutOfMemoryError` when the device refuses it, and
+    before it is tried when main memory cannot hold it, as the system may kill us only later.
+    """
+    message = f"{what} need {format_bytes(size)}"
+    if device.type == "cpu" and size > (free := available_memory()):
+        raise OutOfMemoryError(f"{message}, and {format_bytes(free)} are available", hint=hint)
+    try:
+        yield
+    except _REFUSALS as error:
+        raise OutOfMemoryError(f"{message}, and the device refused it", hint=hint) from error
+
+
 def check_model_len(requested: int | None, model_limit: int) -> int:
     """The limit of one sequence. Raises `UsageError` when `requested` is beyond the model."""
     if requested is None:
@@ -106,7 +127,7 @@ def size_pool(
         raise OutOfMemoryError(
             f"{format_bytes(max(budget_bytes, 0))} are left for the KV cache, and two blocks of "
             f"{spec.block_size} tokens need {format_bytes(2 * spec.bytes_per_block)}",
-            hint="Free memory, raise --memory-utilization, or use a smaller model.",
+            hint="Free memory, raise --gpu-memory-utilization, or use a smaller model.",
         )
     capacity = fitting * spec.block_size
     if capacity < max_model_len:
@@ -115,7 +136,7 @@ def size_pool(
             raise OutOfMemoryError(
                 f"--max-model-len {max_model_len} needs {format_bytes(needed)} of KV cache, and "
                 f"{format_bytes(budget_bytes)} are left",
-                hint=f"Use --max-model-len {capacity} or less, or raise --memory-utilization.",
+                hint=f"Use --max-model-len {capacity} or less, or raise --gpu-memory-utilization.",
                 param="max_model_len",
             )
         max_model_len = capacity
@@ -153,11 +174,11 @@ class KVCache:
                 pool = torch.zeros(shape, dtype=spec.dtype, device=device)
             else:
                 pool = _lazy_zeros(num_stored * spec.bytes_per_block).view(spec.dtype).view(shape)
-        except (RuntimeError, MemoryError) as error:
+        except _REFUSALS as error:
             raise OutOfMemoryError(
                 f"the KV cache of {num_blocks} blocks needs "
                 f"{format_bytes(num_stored * spec.bytes_per_block)}, and the device refused it",
-                hint="Lower --memory-utilization, --num-blocks or --max-model-len.",
+                hint="Lower --gpu-memory-utilization, --max-num-seqs or --max-model-len.",
             ) from error
         self.pool = pool.transpose(3, 4) if is_cuda else pool  # [L, 2, N + 1, P, Hk, D]
         self.layers: list[tuple[Tensor, Tensor]] = [  # per layer: K and V, [N + 1, P, Hk, D]

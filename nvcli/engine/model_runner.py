@@ -1,10 +1,7 @@
-"""The model runner: carries out step plans on one device.
+"""The model runner: loads a model, settles what fits beside it, and then runs its steps.
 
-Hot path: yes (`launch`, `collect`).
-
-`launch` enqueues everything a step needs - deltas, inputs, forward pass, sampling, the update of
-the slots, the copy back to the host - on one stream and never waits; `collect` waits for that
-step's event and reads. On the CPU the work is done when `launch` returns.
+In order: weights, attention backend, the size of the KV cache (on CUDA from what the largest steps
+took), the tables of `DeviceState`, CUDA graphs. The steps themselves are `step_runner`.
 """
 
 from __future__ import annotations
@@ -13,10 +10,9 @@ import gc
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from nvcli import kernels
 from nvcli.engine.device_state import DeviceState
@@ -29,16 +25,11 @@ from nvcli.engine.kv_cache import (
     format_bytes,
     size_pool,
 )
-from nvcli.engine.prompt_logprobs import (
-    pack_logprobs,
-    pack_prompt_logprobs,
-    packed_width,
-    unpack_logprobs,
-)
 from nvcli.engine.sampler import Sampler
 from nvcli.engine.sequence import Sequence
-from nvcli.engine.step import Row, SlotInit, StepPlan, StepResult
-from nvcli.errors import DeviceError, EngineClosedError, EngineError, OutOfMemoryError
+from nvcli.engine.step import Row, SlotInit, StepPlan
+from nvcli.engine.step_runner import StepRunner
+from nvcli.errors import DeviceError, EngineError, OutOfMemoryError
 from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -47,24 +38,12 @@ if TYPE_CHECKING:
 
     from nvcli.config import EngineConfig
     from nvcli.engine.cuda_graph import GraphRunner
-    from nvcli.engine.device_state import StepInputs
-    from nvcli.engine.step_sampler import StepSampler
+    from nvcli.engine.step_runner import Model
     from nvcli.kernels.attention import AttentionBackend
-    from nvcli.layers.forward_batch import ForwardBatch
     from nvcli.models.config import ModelConfig
 
 MAX_NUM_SEQS = {"cuda": 256, "cpu": 16}
 MAX_NUM_BATCHED_TOKENS = {"cuda": 16_384, "cpu": 1_024}
-
-
-class Model(Protocol):
-    """What the runner needs of a model."""
-
-    def forward(self, batch: ForwardBatch) -> Tensor: ...  # -> [T, E]
-
-    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[R, E] -> [R, V], into `out` where it is given."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +62,6 @@ class StartupReport:
     num_graphs: int = 0
     graph_bytes: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class RunnerTicket:
-    """A launched step and the way to its result."""
-
-    plan: StepPlan
-    sample_rows: list[int] = field(default_factory=list)  # rows of the plan
-    output: Tensor | None = None  # int32 on the host: samples, then packed log-probabilities
-    event: Any = None  # None on the CPU
-    logprob_samples: list[int] = field(default_factory=list)  # indices into sample_rows
-    logprob_k: int = 0
-    prompt_rows: list[tuple[int, int, int]] = field(default_factory=list)  # (row, tokens, k)
-    pooled_rows: list[tuple[int, int]] = field(default_factory=list)  # (row, floats)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -122,11 +87,8 @@ def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> tor
     return dtype
 
 
-class ModelRunner:
+class ModelRunner(StepRunner):
     """Implements `StepDevice`. One thread at a time; plans run in launch order."""
-
-    graphs: GraphRunner | None  # captured steps, on CUDA
-    _step_sampler: StepSampler | None  # the sampling kernel and what stands in for it, on CUDA
 
     def __init__(
         self,
@@ -271,7 +233,7 @@ class ModelRunner:
             raise OutOfMemoryError(
                 f"a step of {self.max_num_batched_tokens} tokens does not fit beside the weights "
                 f"({format_bytes(self._weights_bytes)})",
-                hint="Lower --max-num-batched-tokens or --max-num-seqs, or use a smaller model.",
+                hint="Lower --max-num-seqs or --max-model-len, or use a smaller model.",
             ) from error
         peak = torch.cuda.max_memory_allocated(self.device) - before
         torch.cuda.empty_cache()
@@ -285,7 +247,7 @@ class ModelRunner:
         from nvcli.engine.cuda_graph import Capture
 
         before = self._free_memory()
-        with torch.inference_mode():
+        with _refused_graphs(self.max_num_seqs), torch.inference_mode():
             graphs.capture(Capture(self.device), limit=1)
         bound = graphs.bytes_beyond(before - self._free_memory()) + graphs.buffer_bytes
         del graphs
@@ -300,14 +262,15 @@ class ModelRunner:
             return None
         from nvcli.engine.cuda_graph import GraphRunner
 
-        return GraphRunner(
-            self.model,
-            self.state,
-            self._step_sampler,
-            self.attention,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            dtype=self.dtype,
-        )
+        with _refused_graphs(self.max_num_seqs):
+            return GraphRunner(
+                self.model,
+                self.state,
+                self._step_sampler,
+                self.attention,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                dtype=self.dtype,
+            )
 
     def _capture_graphs(self) -> int:
         """-> the bytes they take."""
@@ -317,7 +280,7 @@ class ModelRunner:
         from nvcli.engine.cuda_graph import Capture
 
         before = self._free_memory()
-        with torch.inference_mode():
+        with _refused_graphs(self.max_num_seqs), torch.inference_mode():
             self.graphs.capture(Capture(self.device))
         torch.cuda.synchronize(self.device)
         return before - self._free_memory() + self.graphs.buffer_bytes
@@ -367,182 +330,23 @@ class ModelRunner:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    # --- a step ----------------------------------------------------------------------------------
-
-    def launch(self, plan: StepPlan) -> RunnerTicket:
-        """Enqueue a step; does not wait for the device.
-
-        Raises `EngineError` when the device has no memory for it: the plan's rows have not run,
-        everything else goes on.
-        """
-        if self._is_closed:
-            raise EngineClosedError("the engine is closed")
-        try:
-            with torch.inference_mode():
-                return self._launch(plan)
-        except torch.OutOfMemoryError as error:
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise EngineError(
-                f"a step of {plan.num_tokens} tokens ran out of device memory",
-                hint="Lower --max-num-batched-tokens or --memory-utilization.",
-            ) from error
-
-    def _launch(self, plan: StepPlan) -> RunnerTicket:
-        replayed = self.graphs.run(plan) if self.graphs is not None else None
-        if replayed is not None:
-            logits, sampled = replayed  # of all rows
-            ticket = RunnerTicket(plan, list(range(len(plan.rows))))
-            return self._send(ticket, [sampled, *self._logprobs(ticket, logits, sampled)])
-        inputs = self.state.prepare(plan, self.attention)
-        if self._step_sampler is not None:
-            self._step_sampler.admit(plan)
-        if inputs is None:
-            return RunnerTicket(plan)
-        assert inputs.batch is not None, "prepare makes a batch"
-        hidden = self.model.forward(inputs.batch)  # [T, E]
-        ticket = RunnerTicket(plan, inputs.sample_rows)
-        pieces: list[Tensor] = []
-        if inputs.sample_rows:
-            if len(inputs.sample_rows) < hidden.shape[0]:
-                logits = self.model.compute_logits(hidden[inputs.batch.logits_indices])
-            else:
-                logits = self.model.compute_logits(hidden)  # [R, V]
-            sampled = self._sample(plan, inputs, logits)
-            pieces += [sampled, *self._logprobs(ticket, logits, sampled)]
-        pieces += self._prompt_logprobs(ticket, inputs, hidden)
-        pieces += self._pool(ticket, hidden)
-        return self._send(ticket, pieces)
-
-    def _sample(self, plan: StepPlan, inputs: StepInputs, logits: Tensor) -> Tensor:
-        """Sample and write the tokens to their slots.  logits: [R, V] -> [R] int32."""
-        if self._step_sampler is not None:
-            rows, slots, positions = (
-                inputs.sample_rows,
-                inputs.sample_slots,
-                inputs.sample_positions,
-            )
-            out = torch.empty(len(rows), dtype=torch.int32, device=self.device)
-            self._step_sampler.run_kernel(logits, slots, positions, out)
-            self._step_sampler.finish(plan, rows, logits, slots, positions, out)
-            return out
-        slots_of_rows = [plan.rows[i].slot for i in inputs.sample_rows]
-        sampled = self.sampler.sample(logits, slots_of_rows, inputs)  # [R]
-        self.state.store_samples(plan, inputs, sampled)
-        return sampled.to(torch.int32)
-
-    def _send(self, ticket: RunnerTicket, pieces: list[Tensor]) -> RunnerTicket:
-        """Start the copy of a step's results to the host.  pieces: int32, [...] each."""
-        if pieces:
-            output = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            if self.device.type == "cuda":
-                ticket.output = torch.empty(output.shape, dtype=torch.int32, pin_memory=True)
-                ticket.output.copy_(output, non_blocking=True)
-                ticket.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                ticket.event.record()
-            else:
-                ticket.output = output.clone()  # the next step may write where it stands
-        return ticket
-
-    def _logprobs(self, ticket: RunnerTicket, logits: Tensor, sampled: Tensor) -> list[Tensor]:
-        """Log-probabilities of the samples that want them, packed and flat."""
-        wanted: list[int] = []
-        for index, row in enumerate(ticket.sample_rows):
-            k = ticket.plan.rows[row].seq.params.logprobs
-            if k is not None and ticket.plan.rows[row].samples:
-                wanted.append(index)
-                ticket.logprob_k = max(ticket.logprob_k, k)
-        if not wanted:
-            return []
-        ticket.logprob_samples = wanted
-        logits = logits[:, : self.vocab_size]
-        ticket.logprob_k = min(ticket.logprob_k, self.vocab_size)
-        if len(wanted) < logits.shape[0]:
-            index_of = self.state.upload_index(wanted)
-            logits, sampled = logits[index_of], sampled[index_of]
-        return [pack_logprobs(logits, sampled.long(), ticket.logprob_k).flatten()]
-
-    def _prompt_logprobs(
-        self, ticket: RunnerTicket, inputs: StepInputs, hidden: Tensor
-    ) -> list[Tensor]:
-        """The same for prompt tokens start + 1 .. start + n of the rows that want them."""
-        pieces: list[Tensor] = []
-        first = 0  # of the row's tokens in the step
-        for index, row in enumerate(ticket.plan.rows):
-            k = row.seq.params.prompt_logprobs
-            count = min(row.start + row.n, row.seq.num_prompt_tokens - 1) - row.start
-            if k is not None and count > 0:
-                k = min(k, self.vocab_size)
-                targets = self.state.tokens[row.slot, row.start + 1 : row.start + 1 + count]
-                packed = pack_prompt_logprobs(
-                    hidden[first : first + count],
-                    targets.long(),
-                    k,
-                    self.model.compute_logits,
-                    self.vocab_size,
-                )
-                pieces.append(packed.flatten())
-                ticket.prompt_rows.append((index, count, k))
-            first += row.n
-        return pieces
-
-    def _pool(self, ticket: RunnerTicket, hidden: Tensor) -> list[Tensor]:
-        """What rows that pool ask of their last prompt token, as the bits of float32."""
-        pieces: list[Tensor] = []
-        end = 0  # of the row's tokens in the step
-        for index, row in enumerate(ticket.plan.rows):
-            end += row.n
-            ids = row.seq.pools
-            if ids is None or row.start + row.n != row.seq.num_prompt_tokens:
-                continue
-            values = hidden[end - 1 : end]  # [1, E]
-            if ids:
-                values = self.model.compute_logits(values)[:, self.state.upload_index(list(ids))]
-            pieces.append(values[0].float().contiguous().view(torch.int32))
-            ticket.pooled_rows.append((index, values.shape[1]))
-        return pieces
-
-    def collect(self, ticket: RunnerTicket) -> StepResult:
-        """Wait for the step and read it."""
-        if ticket.event is not None:
-            ticket.event.synchronize()  # the one wait of a step
-        rows = ticket.plan.rows
-        result = StepResult(token_ids=[-1] * len(rows))
-        if ticket.output is None:
-            return result
-        num_samples = len(ticket.sample_rows)
-        sampled: list[int] = ticket.output[:num_samples].tolist()
-        for row, token_id in zip(ticket.sample_rows, sampled, strict=True):
-            result.token_ids[row] = token_id
-        if not (ticket.logprob_samples or ticket.prompt_rows or ticket.pooled_rows):
-            return result
-
-        offset, values = num_samples, ticket.output.numpy()
-        width = packed_width(ticket.logprob_k)
-        for index in ticket.logprob_samples:
-            row = ticket.sample_rows[index]
-            packed = values[offset : offset + width].reshape(1, width)
-            offset += width
-            k = rows[row].seq.params.logprobs or 0
-            (result.logprobs[row],) = unpack_logprobs(packed, sampled[index : index + 1], k)
-        for row, count, k in ticket.prompt_rows:
-            width = packed_width(k)
-            packed = values[offset : offset + count * width].reshape(count, width)
-            offset += count * width
-            start = rows[row].start + 1
-            targets = rows[row].seq.prompt_token_ids[start : start + count]
-            result.prompt_logprobs[row] = unpack_logprobs(packed, targets, k)
-        for row, width in ticket.pooled_rows:
-            result.pooled[row] = values[offset : offset + width].tobytes()
-            offset += width
-        return result
-
 
 @contextmanager
 def _stage(stage_s: dict[str, float], name: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     stage_s[name] = time.perf_counter() - start
+
+
+@contextmanager
+def _refused_graphs(max_num_seqs: int) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"the CUDA graphs of up to {max_num_seqs} sequences do not fit beside the weights",
+            hint="Lower --max-num-seqs or --gpu-memory-utilization.",
+        ) from error
 
 
 def _num_bytes(model: Model) -> int:

@@ -12,8 +12,8 @@ and Gumbel-max: argmax(logits / temperature + noise(seed, position, token id)), 
 the softmax of what the filters left.
 
 Logits are only read; a group that changes them works on its own copy. Ids from `vocab_size` up
-(padding of the head) are cut off first and can never be sampled. Where filters and masks forbid
-every token, the lowest candidate id comes out.
+(padding of the head) are cut off first and can never be sampled. Where the masks of a row forbid
+every token, -1 comes out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from nvcli.engine.device_state import F, I
 from nvcli.kernels.noise import gumbel_noise, noise_keys
 
 if TYPE_CHECKING:
-    from nvcli.engine.device_state import Array, DeviceState, SlotInfo, StepInputs
+    from nvcli.engine.device_state import DeviceState, SlotInfo, StepInputs
+    from nvcli.engine.staging import Array
 
 CHUNK = 64  # ids whose maximum is looked at as one when the best are searched
 MAX_TOP_K_WIDTH = 1024  # above it a sort is no slower
@@ -57,13 +58,12 @@ class GroupKey(NamedTuple):
 
     @property
     def changes_logits(self) -> bool:
-        return (
-            self.has_penalties
-            or self.has_bias
-            or self.has_masked_ids
-            or self.has_bad_words
-            or self.has_grammar
-        )
+        return self.has_penalties or self.has_masks
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether a row may have nothing left to sample."""
+        return self.has_bias or self.has_masked_ids or self.has_bad_words or self.has_grammar
 
     @property
     def needs_whole_rows(self) -> bool:
@@ -191,7 +191,8 @@ class Sampler:
         self._all_ids = torch.arange(vocab_size, device=state.device)  # [v]
 
     def sample(self, logits: Tensor, slots: list[int], inputs: StepInputs) -> Tensor:
-        """logits: [R, V]; slots: of the R sampling rows -> token ids [R] int64."""
+        """logits: [R, V]; slots: of the R sampling rows -> token ids [R] int64, -1 where a
+        row's masks forbid every token."""
         logits = logits[:, : self.vocab_size]
         if self._groups_of != (self.state.version, slots):
             self._groups = self._make_groups(slots, inputs.sample_slots)
@@ -250,9 +251,14 @@ class Sampler:
         if key.changes_logits:
             logits = self._change_logits(group, logits, positions)
         if key.is_greedy:
-            return logits.argmax(1)
-        seeds = noise_keys(group.params_i[:, I.SEED], positions)  # [r]
-        return self._draw(group, logits, seeds)
+            sampled = logits.argmax(1)
+        else:
+            seeds = noise_keys(group.params_i[:, I.SEED], positions)  # [r]
+            sampled = self._draw(group, logits, seeds)
+        if key.has_masks:  # a forbidden token wins only where all are forbidden
+            is_forbidden = logits.gather(1, sampled[:, None])[:, 0] == -torch.inf
+            sampled = sampled.masked_fill_(is_forbidden, -1)
+        return sampled
 
     def _draw(self, group: Group, logits: Tensor, seeds: Tensor) -> Tensor:
         """Temperature, filters and Gumbel-max.  logits: [r, v] -> [r] int64."""

@@ -200,6 +200,19 @@ BAD_REQUESTS: list[tuple[dict[str, object], list[int], type[NvcliError], str]] =
     ({"bad_token_ids": (2**31,)}, [1], InvalidParameterError, "bad_token_ids"),
     ({"stop_token_ids": (295,)}, [1], InvalidParameterError, "stop_token_ids"),
     ({"bad_words": ((1, 299),)}, [1], InvalidParameterError, "bad_words"),
+    (
+        {"allowed_token_ids": (4, 5), "bad_token_ids": (3, 4, 5)},
+        [1],
+        InvalidParameterError,
+        "allowed_token_ids leaves no token: all 2",
+    ),
+    (
+        {"allowed_token_ids": (4, 5), "bad_token_ids": (4,), "bad_words": ((5,),)},
+        [1],
+        InvalidParameterError,
+        "allowed_token_ids leaves no token",
+    ),
+    ({"bad_token_ids": tuple(range(290))}, [1], InvalidParameterError, "forbid all 290 tokens"),
 ]
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from pathlib import Path
 
 import pytest
 import torch
 
+from nvcli.cli import options
+from nvcli.engine import kv_cache
 from nvcli.engine.kv_cache import (
     KVCache,
     KVCacheSpec,
     available_memory,
     check_model_len,
     format_bytes,
+    reserving,
     size_pool,
 )
 from nvcli.errors import OutOfMemoryError, UsageError
@@ -94,6 +98,33 @@ def test_views_have_a_dummy_block_of_their_own() -> None:
 def test_too_large_a_pool_is_one_clear_error() -> None:
     with pytest.raises(OutOfMemoryError, match="the device refused it"):
         KVCache(SMALL, 1 << 50, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, OverflowError, ValueError])
+def test_a_refused_allocation_is_one_clear_error(error: type[Exception]) -> None:
+    cpu = torch.device("cpu")
+    with (
+        pytest.raises(OutOfMemoryError, match="the tables need 5 B, and the device refused it"),
+        reserving(5, "the tables", cpu, hint="Lower --max-num-seqs."),
+    ):
+        raise error("DefaultCPUAllocator: not enough memory\nand a second line")
+
+
+def test_what_memory_cannot_hold_is_not_tried() -> None:
+    with (
+        pytest.raises(OutOfMemoryError, match=r"need 1000000\.0 GB, and .* are available"),
+        reserving(10**15, "the tables", torch.device("cpu"), hint="Lower --max-num-seqs."),
+    ):
+        raise AssertionError("it was tried")
+
+
+def test_hints_name_flags_that_exist() -> None:
+    flags = set(re.findall(r'"(--[a-z-]+)"', Path(options.__file__).read_text()))
+    for name in ("kv_cache", "device_state", "model_runner", "step_runner", "engine"):
+        text = Path(kv_cache.__file__).with_name(f"{name}.py").read_text()
+        named = set(re.findall(r"--[a-z][a-z-]+[a-z]", text))
+        assert named, f"{name}.py has no hints"
+        assert named <= flags
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")

@@ -364,6 +364,42 @@ def test_pool_follows_the_share_of_memory(folder: Path, monkeypatch: pytest.Monk
         runner(2 * weights)
 
 
+@pytest.mark.parametrize("max_num_seqs", [10_000_000, 2**31 - 1])
+def test_tables_that_do_not_fit(folder: Path, max_num_seqs: int) -> None:
+    with pytest.raises(OutOfMemoryError, match=f"tables of {max_num_seqs} sequences") as caught:
+        make_runner(folder, max_num_seqs=max_num_seqs)
+    assert "--max-num-seqs" in (caught.value.hint or "")
+
+
+def test_a_cache_that_does_not_fit(folder: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="the KV cache of 2147483647 blocks needs"):
+        make_runner(folder, num_blocks=2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["max_model_len", "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "seed"],
+)
+def test_numbers_that_no_table_can_hold(name: str) -> None:
+    high = 2**63 - 1 if name == "seed" else 2**31 - 1
+    EngineConfig(**{name: high})  # type: ignore[arg-type]
+    for value in (high + 1, 99999999999999999999):
+        with pytest.raises(UsageError, match=f"{name} must be at most {high}, got {value}"):
+            EngineConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_tables_of_penalties_that_do_not_fit_end_that_step_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_runner(folder))
+    monkeypatch.setattr("nvcli.engine.kv_cache.available_memory", lambda: 1000)
+    seq = driver.add(0, PROMPT, presence_penalty=1)
+    with pytest.raises(OutOfMemoryError, match="penalties or biases of 8 sequences"):
+        driver.step((seq, len(PROMPT)))
+    driver.pending = StepPlan(0)
+    assert driver.step((driver.add(1, PROMPT), len(PROMPT))).token_ids[0] >= 0
+
+
 def test_out_of_memory_in_a_step_ends_that_plan_only(folder: Path) -> None:
     runner = make_runner(folder)
     driver = Driver(runner)
@@ -468,7 +504,7 @@ def test_cuda_pool_is_profiled_and_given_back(folder: Path) -> None:
     runner.close()
     assert torch.cuda.memory_allocated() < 1 << 26  # cuBLAS keeps 32 MiB of workspace
     with pytest.raises(OutOfMemoryError):
-        make_runner(folder, device="cuda", num_blocks=1 << 34, attention_backend="torch")
+        make_runner(folder, device="cuda", num_blocks=(1 << 31) - 1, attention_backend="torch")
 
 
 @pytest.mark.gpu

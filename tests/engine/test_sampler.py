@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -400,11 +401,41 @@ def test_a_row_of_nan_stays_alone() -> None:
         assert [clean[i] for i in (0, 2, 3)] == [poisoned[i] for i in (0, 2, 3)]
 
 
-def test_when_everything_is_forbidden_the_lowest_id_comes_out() -> None:
-    for kind in ({"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.5}):
-        made = Bench()
-        made.start(0, SamplingParams(**kind, bad_token_ids=(0, 1, 2, 3)), [0])
-        assert made.step(LOGITS) == [0]
+FORBIDDING: list[dict[str, Any]] = [
+    {"bad_token_ids": (0, 1, 2, 3)},
+    {"bad_token_ids": (0, 1), "allowed_token_ids": (0, 1)},
+    {"allowed_token_ids": (EOS,), "min_tokens": 2},
+    {"allowed_token_ids": (2,), "stop_token_ids": (2,), "min_tokens": 1},
+    {"allowed_token_ids": (1,), "bad_words": ((0, 1),)},
+    {"allowed_token_ids": (1,), "bad_words": ((1,),)},
+]
+
+
+@pytest.mark.parametrize("kind", [{"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.5}])
+@pytest.mark.parametrize("forbids", FORBIDDING)
+def test_when_everything_is_forbidden_nothing_comes_out(
+    forbids: dict[str, Any], kind: dict[str, Any]
+) -> None:
+    made = Bench()
+    made.start(0, SamplingParams(**kind, **forbids, presence_penalty=1), [0])
+    made.start(1, SamplingParams(temperature=0, presence_penalty=1), [0])
+    stuck, other = made.step(LOGITS.expand(2, 4))
+    assert stuck == -1
+    assert other == LOGITS.argmax().item()
+    assert made.state.tokens[0, 1] == 0  # what a step in flight reads
+    assert made.state.counts is not None
+    assert made.state.counts[:2].sum(1).tolist() == [0, 1]
+
+
+def test_a_grammar_that_allows_nothing_leaves_nothing() -> None:
+    made = Bench()
+    for slot in range(2):
+        init = SlotInit(slot, [0], [], SamplingParams(), 0, frozenset(), has_grammar=True)
+        made.state.prepare(StepPlan(0, slot_inits=[init]), None)  # type: ignore[arg-type]
+    masks: list[Any] = [np.zeros(1, np.int32), np.full(1, 1 << 2, np.int32)]
+    slots = torch.arange(2)
+    inputs = StepInputs(None, [0, 1], slots, torch.ones(2, dtype=torch.int64), masks)
+    assert made.sampler.sample(LOGITS.expand(2, 4), [0, 1], inputs).tolist() == [-1, 2]
 
 
 def test_plain_rows_bring_no_tables() -> None:

@@ -1,0 +1,78 @@
+"""Uploads from the host that do not wait: a step's small arrays travel as one copy.
+
+Hot path: yes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+STAGING_RING = 4  # at least depth + 2 steps may have their upload outstanding
+
+
+@dataclass(slots=True)
+class _StagingBuffer:
+    host: Tensor  # pinned, uint8
+    device: Tensor
+    event: Any = None
+
+
+class Staging:
+    """Uploads a step's arrays as one copy that does not wait.
+
+    On CUDA through a ring of pinned buffers; a buffer is filled again only after its copy is done.
+    On the CPU the arrays are used where they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.ring: list[_StagingBuffer] = []
+        self.turn = 0
+
+    def upload(self, arrays: list[Array]) -> list[Tensor]:
+        if self.device.type == "cpu":
+            return [torch.from_numpy(array) for array in arrays]
+        offsets, size = [], 0
+        for array in arrays:
+            offsets.append(size)
+            size += -(-array.nbytes // 16) * 16
+        buffer = self._next_buffer(size)
+        host = buffer.host.numpy()
+        for array, offset in zip(arrays, offsets, strict=True):
+            host[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+        buffer.device[:size].copy_(buffer.host[:size], non_blocking=True)
+        buffer.event.record()
+        return [
+            buffer.device[offset : offset + array.nbytes]
+            .view(torch.from_numpy(array[:0]).dtype)
+            .view(array.shape)
+            for array, offset in zip(arrays, offsets, strict=True)
+        ]
+
+    def _next_buffer(self, size: int) -> _StagingBuffer:
+        self.turn = (self.turn + 1) % STAGING_RING
+        if self.turn < len(self.ring):
+            self.ring[self.turn].event.synchronize()  # STAGING_RING steps old: done long ago
+        if self.turn >= len(self.ring) or self.ring[self.turn].host.numel() < size:
+            capacity = max(1 << 16, 1 << size.bit_length())
+            buffer = _StagingBuffer(
+                host=torch.empty(capacity, dtype=torch.uint8, pin_memory=True),
+                device=torch.empty(capacity, dtype=torch.uint8, device=self.device),
+                event=torch.cuda.Event(),  # type: ignore[no-untyped-call]
+            )
+            if self.turn < len(self.ring):
+                self.ring[self.turn] = buffer
+            else:
+                self.turn = len(self.ring)
+                self.ring.append(buffer)
+        return self.ring[self.turn]

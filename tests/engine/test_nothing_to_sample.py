@@ -1,0 +1,122 @@
+"""Sequences whose restrictions forbid every token: each ends alone, with an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nvcli.config import EngineConfig
+from nvcli.engine.core import EngineCore
+from nvcli.engine.model_runner import ModelRunner
+from nvcli.engine.sequence import Sequence
+from nvcli.errors import RequestError
+from nvcli.models.config import ModelConfig
+from nvcli.types import FinishReason, SamplingParams
+from tests.builders import Log, run
+from tests.kernels.triton_testing import needs_triton
+from tests.tiny import write_tiny_checkpoint
+
+pytestmark = pytest.mark.torch
+
+VOCAB, EOS = 290, 2
+PROMPT = [7, 250, 3, 99, 120, 5, 61, 65]
+# Parameters, and how many tokens come before nothing is left.
+STUCK: dict[str, tuple[dict[str, Any], int]] = {
+    "allowed are bad": ({"allowed_token_ids": (9, 65), "bad_token_ids": (65, 9, 4)}, 0),
+    "only EOS, too early": ({"allowed_token_ids": (EOS,), "min_tokens": 3}, 0),
+    "only a stop id": ({"allowed_token_ids": (9,), "stop_token_ids": (9,), "min_tokens": 1}, 0),
+    "a bad word of the last token": ({"allowed_token_ids": (65,), "bad_words": ((65, 65),)}, 0),
+    "a bad word of a sample": ({"allowed_token_ids": (66,), "bad_words": ((66, 66),)}, 1),
+    "a bad word of two samples": ({"allowed_token_ids": (66,), "bad_words": ((66,) * 3,)}, 2),
+}
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 1.0, "presence_penalty": 1.0, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "top_p": 0.5, "prompt_logprobs": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    write_tiny_checkpoint(path)
+    return path
+
+
+def make_core(folder: Path, depth: int) -> tuple[EngineCore, Log]:
+    config = EngineConfig(device="cpu", block_size=4, num_blocks=64, max_num_seqs=4)
+    runner = ModelRunner(folder, ModelConfig.from_hf(folder), config, vocab_size=VOCAB)
+    log = Log()
+    return EngineCore(runner, log, max_num_batched_tokens=64, depth=depth), log
+
+
+def make(seq_id: int, **params: Any) -> Sequence:
+    eos = frozenset({EOS})
+    return Sequence(seq_id, PROMPT, SamplingParams(**params), 8, seq_id, eos_token_ids=eos)
+
+
+def check_stuck(log: Log, seq: Sequence, num_tokens: int) -> None:
+    last = log.of(seq)[-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert not last.token_ids
+    assert not last.logprobs
+    assert isinstance(last.error, RequestError)
+    assert f"nothing may be sampled after {num_tokens} output tokens" in str(last.error)
+    assert len(log.tokens(seq)) == num_tokens
+    assert set(log.tokens(seq)) <= set(seq.params.allowed_token_ids or ())
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
+def test_it_ends_alone(folder: Path, depth: int, way: dict[str, Any]) -> None:
+    core, log = make_core(folder, depth)
+    alone = make(0, **way, ignore_eos=True)
+    core.add(alone)
+    run(core)
+    expected = log.tokens(alone)
+
+    core, log = make_core(folder, depth)
+    good = make(0, **way, ignore_eos=True)
+    stuck = [make(1 + i, **way, **params) for i, (params, _) in enumerate(STUCK.values())]
+    for seq in (good, *stuck):
+        core.add(seq)
+    run(core)
+    assert log.tokens(good) == expected
+    assert log.of(good)[-1].error is None
+    for seq, (_, num_tokens) in zip(stuck, STUCK.values(), strict=True):
+        check_stuck(log, seq, num_tokens)
+    core.scheduler.check()
+    core.scheduler.check_idle()
+
+    again = make(0, **way, ignore_eos=True)  # in a slot and blocks of one that ended
+    core.add(again)
+    run(core)
+    assert log.tokens(again) == expected
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_grammar_that_allows_nothing(folder: Path, depth: int) -> None:
+    core, log = make_core(folder, depth)
+    seq = make(0, logprobs=0)
+    seq.has_grammar, seq.gate, seq.mask = True, 0, np.zeros(-(-VOCAB // 32), np.int32)
+    core.add(seq)
+    run(core)
+    check_stuck(log, seq, 0)
+    core.scheduler.check_idle()
+
+
+@needs_triton
+@pytest.mark.parametrize("params", [params for params, _ in STUCK.values()])
+def test_the_sampling_kernel_never_meets_it(folder: Path, params: dict[str, Any]) -> None:
+    from nvcli.engine.step import SlotInit, StepPlan
+    from nvcli.engine.step_sampler import fits_kernel
+
+    core, _ = make_core(folder, 0)
+    state = core._device.state  # type: ignore[attr-defined]
+    for has_grammar, kind in ((False, params), (True, {})):
+        init = SlotInit(0, PROMPT, [], SamplingParams(**kind), 0, frozenset({EOS}), has_grammar)
+        state.apply_deltas(StepPlan(0, slot_inits=[init]))
+        assert not fits_kernel(state.slots[0], VOCAB)
