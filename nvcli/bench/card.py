@@ -107,7 +107,7 @@ def _wrap(line: str, width: int = 100) -> list[str]:
 
 def _lines(summary: Summary) -> list[str]:
     json = summary.json
-    lines = [_title(json)]
+    lines = [_title(json), *_machine(json)]
     if json.get("points"):
         lines += ["", *points_table(json["points"])]
     if "counts" not in json:
@@ -147,6 +147,29 @@ def _title(json: dict[str, Any]) -> str:
         f"workload {workload['hash']} ({workload['text']})" if "hash" in workload else None,
     ]
     return " · ".join(p for p in parts if p)
+
+
+def _machine(json: dict[str, Any]) -> list[str]:
+    """What can change a number without a change of code."""
+    e = json.get("environment") or {}
+    gpu = e.get("gpu") or {}
+    parts = []
+    if e.get("cpus"):
+        parts.append(f"{e['cpus']} CPUs, load {number(e.get('load_average'))}")
+    if e.get("virtualised"):
+        parts.append("virtualised")
+    if e.get("governor"):
+        parts.append(f"governor {e['governor']}")
+    if gpu.get("driver"):
+        parts.append(f"driver {gpu['driver']}")
+    if gpu.get("power_cap_w"):
+        parts.append(f"power cap {gpu['power_cap_w']:.0f} W")
+    if gpu.get("sm_clock_mhz"):
+        parts.append(f"SM clock {gpu['sm_clock_mhz']} of {gpu.get('max_sm_clock_mhz')} MHz")
+    if gpu.get("mig"):
+        parts.append("MIG")
+    parts += [f"{name} {version}" for name, version in (e.get("versions") or {}).items()]
+    return [f"machine   {' · '.join(parts)}"] if parts else []
 
 
 def _load(json: dict[str, Any]) -> str:
@@ -261,9 +284,14 @@ def _little(json: dict[str, Any]) -> list[str]:
 
 
 def _limits(json: dict[str, Any]) -> list[str]:
-    limits = json.get("limits")
+    limits, kv = json.get("limits"), json.get("kv_tokens") or {}
+    lines = []
+    if kv.get("held") is not None:
+        lines.append(
+            f"kv        {number(kv['by_little'])} tokens by Little · {number(kv['held'])} held"
+        )
     if not limits:
-        return []
+        return lines
     rows = ", ".join(
         f"{row['resource']} {row['allows']:,.0f}"
         for row in limits["rows"]
@@ -274,7 +302,7 @@ def _limits(json: dict[str, Any]) -> list[str]:
         text += f" · in use {percent(limits['in_use'])}"
     if limits["lambda_max"] is not None:
         text += f" · λ_max = L_max/W {number(limits['lambda_max'])}/s"
-    return [text]
+    return [*lines, text]
 
 
 def _model(json: dict[str, Any]) -> list[str]:

@@ -255,9 +255,6 @@ class Session:
                     values["gpu_busy"] = lib.nvmlDeviceGetUtilizationRates(handle).gpu
                 if values:
                     run.gauge(t_ns=now_ns(), **values)
-                elif gpu is None:
-                    return
-                run.flush()
                 await asyncio.sleep(GAUGE_S)
 
 

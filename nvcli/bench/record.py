@@ -132,6 +132,7 @@ class RunWriter:
 
     def request(self, record: RequestRecord) -> None:
         self._write({"kind": "request", **asdict(record)})
+        self.flush()  # a kill loses none that ended
 
     def step(self, record: StepRecord) -> None:
         self._write({"kind": "step", **asdict(record)})

@@ -141,6 +141,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
         "mean": law.L if window.width_s > 0 else None,
         "peak": flight.peak,
     }
+    json["kv_tokens"] = _kv_tokens(run, inside, law, window, pools)
     json["little"] = {
         "L": law.L if law.num_ended else None,
         "lambda": law.rate if law.num_ended else None,
@@ -351,6 +352,29 @@ def _server_side(
     }
 
 
+def _kv_tokens(
+    run: Run,
+    inside: list[RequestRecord],
+    law: little.Law,
+    window: _Window,
+    pools: dict[str, list[float]],
+) -> dict[str, float | None]:
+    """Tokens in the KV cache, by Little and by the engine's own count of blocks."""
+    done = [r for r in inside if r.status == OK]
+    n_in, n_out = _mean([r.n_in or 0 for r in done]), _mean([r.num_tokens for r in done])
+    tpot = metrics.finite_mean(pools["tpot"])
+    expected = None
+    if n_in and n_out and law.W is not None:
+        expected = little.kv_tokens(law.rate, n_in, n_out, law.W, tpot or 0.0)
+    model = run.header.get("model") or {}
+    num_blocks, size = model.get("num_blocks"), model.get("block_size")
+    held = None
+    if run.steps and num_blocks and size:
+        blocks = step_mean(run, window, lambda s: num_blocks - s.free_blocks)
+        held = blocks * size if blocks is not None else None
+    return {"by_little": expected, "held": held}
+
+
 def _client(run: Run, counts: dict[str, Any]) -> dict[str, Any]:
     end = run.end
     cpu, wall = end.get("client_cpu_s"), end.get("wall_s")
@@ -393,6 +417,12 @@ def _warnings(
             found.append("lock-step: requests end in bunches; use random output lengths")
     if counts["unfinished"]:
         found.append(f"{counts['unfinished']} requests were still running at the end")
+    machine = run.header.get("environment") or {}
+    busy, cpus = machine.get("load_average"), machine.get("cpus")
+    if busy is not None and cpus and busy > 1.2 * cpus:
+        found.append(
+            f"busy machine: a load average of {busy:.1f} on {cpus} CPUs before the run began"
+        )
     cached = sum(r.cached or 0 for r in inside)
     prompt = sum(r.n_in or 0 for r in inside)
     if prompt and run.header.get("workload", {}).get("cache") == "cold" and cached > 0.02 * prompt:

@@ -65,6 +65,16 @@ def _parse_list(text: str) -> list[float]:
     return values
 
 
+RunsOpt = Annotated[
+    int,
+    _option(
+        "--repeat",
+        parser=shared._INT,
+        metavar="N",
+        group=LOAD,
+        help="Run the load N times; from three on 'compare' resamples whole runs.",
+    ),
+]
 UrlArg = Annotated[
     str | None,
     typer.Argument(
@@ -199,6 +209,7 @@ def serve(
     warmup: shared.WarmupOpt = "auto",
     slo: shared.SloOpt = None,
     timeout: TimeoutOpt = 300.0,
+    repeat: RunsOpt = 1,
     seed: shared.BenchSeedOpt = 0,
     served_model_name: ServedModelOpt = None,
     gpu_metrics: GpuMetricsOpt = False,
@@ -216,6 +227,7 @@ def serve(
     shared._check_positive(
         concurrency=concurrency, requests=requests, duration=duration, rate=rate, timeout=timeout
     )
+    shared._check_positive(repeat=repeat)
     if arrival is not None and rate is None:
         raise UsageError("--arrival is for an open loop; give --rate", param="arrival")
     if trace is None and (speed is not None or jitter):
@@ -243,7 +255,7 @@ def serve(
         max_num_seqs, load_format,
     )  # fmt: skip
     with _target(url, model, served_model_name, fields, screen) as target:
-        path, was_interrupted = _measure(target, chosen, [point], "serve", screen)
+        path, was_interrupted = _measure(target, chosen, [point] * repeat, "serve", screen)
     from nvcli.bench.offline import Outcome
 
     outcome = Outcome(path, was_interrupted)

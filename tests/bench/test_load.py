@@ -262,6 +262,36 @@ def test_kill_9_of_the_parent_leaves_no_child() -> None:
         time.sleep(0.05)
 
 
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from nvcli.cli.app import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    stored = tmp_path / "nvcli" / "bench"
+    with stub_server(20, 0, 5) as url:
+        flags = ["-c", "2", "--duration", "60s", "--in-len", "4", "--out-len", "3"]
+        run = subprocess.Popen(
+            [sys.executable, "-c", code, "bench", "serve", url, *flags],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        deadline = time.monotonic() + 60
+        while not any(p.read_text().count('"request"') > 20 for p in stored.glob("*.jsonl")):
+            assert time.monotonic() < deadline, "nothing was measured"
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=30)
+    assert run.returncode == 130, err
+    assert "interrupted: these are the samples until then" in out
+    assert err.count("\n") == 1
+    (kept,) = read_runs(next(stored.glob("*.jsonl")))
+    assert kept.end["interrupted"] is True
+    assert len(kept.requests) >= 20
+
+
 # --- the schedule --------------------------------------------------------------------------------
 
 
