@@ -19,18 +19,18 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from nvcli.errors import InvalidParameterError, RequestError
 from nvcli.text import RouterState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import numpy as np
+    import numpy.typing as npt
+
     from nvcli.text import OutputRouter, Tokenizer
 
-Mask = npt.NDArray[np.int32]  # one bit per token id, the lowest id in the lowest bit
+    Mask = npt.NDArray[np.int32]  # one bit per token id, the lowest id in the lowest bit
 
 MAX_CACHED = 256
 MAX_SOURCE = 512 * 1024  # characters of a grammar, the schemas in it included
@@ -115,6 +115,8 @@ class GrammarCompiler:
 
     def mask_without(self, token_ids: tuple[int, ...]) -> Mask:
         """Everything but these."""
+        import numpy as np
+
         found = self._while_reasoning.get(token_ids)
         if found is None:
             found = np.full(self.num_words, -1, np.int32)
@@ -185,6 +187,7 @@ class Constraint:
         return self._compiler.mask_without(forbidden)
 
     def _grammar_mask(self) -> Mask:
+        import numpy as np
         from llguidance.numpy import fill_next_token_bitmask
 
         mask = np.zeros(self._compiler.num_words, np.int32)
