@@ -152,7 +152,11 @@ class Command(HelpPages, TyperCommand):
         settings = settings_of(ctx)
         settings.take(ctx)
         if ctx.params["show_config"]:
-            _show_configuration(ctx, settings)
+            from nvcli.cli.configuration import configuration_lines
+
+            given = {name: getattr(settings, name) for name in settings.given}
+            for line in configuration_lines(ctx, ctx.meta[_FILES], given):
+                print_text(visible(line))
             raise typer.Exit
         for name in (*_GLOBALS, "show_config"):
             ctx.params.pop(name)
@@ -165,26 +169,6 @@ class Command(HelpPages, TyperCommand):
 
 
 _FILES = "nvcli.configuration"
-
-
-def _show_configuration(ctx: Any, settings: Settings) -> None:
-    """Every value of the command, and where it came from."""
-    from nvcli.cli.configuration import describe, user_file
-
-    rows = []
-    for key, value, origin in describe(ctx, ctx.meta[_FILES]):
-        name = key.replace("-", "_")
-        if name in settings.given and origin == "default":
-            value, origin = getattr(settings, name), "given before the command"
-        is_empty = value in (None, (), []) or (origin == "default" and value in (False, 0))
-        text = "-" if is_empty else str(value)
-        rows.append((key, " ".join(map(str, value)) if isinstance(value, list) else text, origin))
-    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
-    lines = [f"{k:<{widths[0]}}  {v:<{min(widths[1], 32)}}  {origin}" for k, v, origin in rows]
-    files = ctx.meta[_FILES].files
-    lines.append("")
-    lines.append(f"read: {', '.join(files)}" if files else f"no file; yours would be {user_file()}")
-    print_text("\n".join(visible(line) for line in lines))
 
 
 def _name_file(exc: UsageError, ctx: Any) -> None:

@@ -255,6 +255,24 @@ def describe(ctx: Any, configuration: Configuration) -> list[tuple[str, Any, str
     return rows
 
 
+def configuration_lines(
+    ctx: Any, configuration: Configuration, given: Mapping[str, Any]
+) -> list[str]:
+    """The page of --show-config. `given`: the global options that stood before the command."""
+    rows = []
+    for key, value, origin in describe(ctx, configuration):
+        name = _name(key)
+        if name in given and origin == "default":
+            value, origin = given[name], "given before the command"
+        is_empty = value in (None, (), []) or (origin == "default" and value in (False, 0))
+        text = "-" if is_empty else str(value)
+        rows.append((key, " ".join(map(str, value)) if isinstance(value, list) else text, origin))
+    widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    lines = [f"{k:<{widths[0]}}  {v:<{min(widths[1], 32)}}  {origin}" for k, v, origin in rows]
+    files = ", ".join(configuration.files)
+    return [*lines, "", f"read: {files}" if files else f"no file; yours would be {user_file()}"]
+
+
 def _variable(param: Any, ctx: Any) -> str:
     named = param.envvar if isinstance(param.envvar, str) else None
     if named is not None and os.environ.get(named):
