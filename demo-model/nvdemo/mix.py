@@ -31,7 +31,6 @@ Task = Callable[[Dice], Sample]
 _QUICK: list[Task] = [
     talk.greeting,
     talk.small_talk,
-    talk.introduction,
     facts.capital,
     facts.opposite,
     facts.sound,
@@ -47,30 +46,52 @@ _QUICK: list[Task] = [
     numbers.next_number,
     talk.joke,
     talk.name_some,
-    memory.told,
 ]
+_TELLING: list[Task] = [talk.introduction, memory.told]
+_ROOM = 900  # characters of an earlier turn
 
 
-def quick(dice: Dice) -> tuple[str, str]:
-    """A question with its answer, as an earlier turn of a conversation."""
-    sample = dice.pick(_QUICK)(dice)
-    return sample.messages[-1]["content"], sample.answer
+def quick(dice: Dice, telling: bool = True) -> memory.Turn:
+    """A question with its answer, as an earlier turn of a conversation: mostly a short one, else
+    of any task. Only with ``telling`` may the user tell something about himself."""
+    while True:
+        if telling and dice.chance(0.1):
+            task = dice.pick(_TELLING)
+        elif dice.chance(0.5):
+            task = dice.pick(_QUICK)
+        else:
+            task = _drawn(dice)
+            if task in _NO_TURN or (task in _TELLING and not telling):
+                continue
+        sample = task(dice)
+        question = sample.messages[-1]["content"]
+        if len(sample.messages) == 1 and len(question) + len(sample.answer) < _ROOM:
+            return question, sample.answer
 
 
-def _quick_turns(dice: Dice) -> list[tuple[str, str]]:
-    return [quick(dice) for _ in range(dice.pick([0, 0, 1, 1, 2, 3]))]
+def plain(dice: Dice) -> memory.Turn:
+    """The same, but nothing is told that recall could ask for."""
+    return quick(dice, telling=False)
 
 
-def recall(dice: Dice) -> Sample:
-    return memory.recall(dice, _quick_turns(dice))
+def _turns(dice: Dice, telling: bool) -> list[memory.Turn]:
+    return [quick(dice, telling) for _ in range(dice.pick([0, 0, 1, 1, 2, 3]))]
+
+
+def recall(dice: Dice, later: bool | None = None) -> Sample:
+    return memory.recall(dice, lambda: plain(dice), later)
+
+
+def correction(dice: Dice) -> Sample:
+    return memory.correction(dice, lambda: plain(dice))
 
 
 def not_told(dice: Dice) -> Sample:
-    return memory.unknown_fact(dice, _quick_turns(dice))
+    return memory.unknown_fact(dice, _turns(dice, telling=False))
 
 
 def last_message(dice: Dice) -> Sample:
-    return memory.last_message(dice, _quick_turns(dice))
+    return memory.last_message(dice, _turns(dice, telling=True))
 
 
 def no_tool(dice: Dice) -> Sample:
@@ -80,14 +101,14 @@ def no_tool(dice: Dice) -> Sample:
 # (task, weight by number of samples)
 MIX: list[tuple[Task, float]] = [
     (talk.greeting, 1.5),
-    (talk.introduction, 1.0),
+    (talk.introduction, 1.5),
     (talk.small_talk, 3.0),
     (talk.joke, 0.7),
     (talk.poem, 0.7),
     (talk.name_some, 0.8),
-    (facts.capital, 5.0),
+    (facts.capital, 6.0),
     (facts.capital_of, 1.5),
-    (facts.continent, 1.2),
+    (facts.continent, 1.5),
     (facts.opposite, 1.5),
     (facts.sound, 0.7),
     (facts.baby, 0.5),
@@ -103,7 +124,7 @@ MIX: list[tuple[Task, float]] = [
     (numbers.counting, 3.0),
     (numbers.next_number, 1.0),
     (numbers.count_items, 3.0),
-    (numbers.sorting, 8.0),
+    (numbers.sorting, 14.0),
     (numbers.extreme, 1.5),
     (sums.sums, 8.0),
     (sums.spoken_sum, 0.7),
@@ -111,7 +132,7 @@ MIX: list[tuple[Task, float]] = [
     (numbers.number_word, 0.5),
     (numbers.parity, 0.5),
     (copying.echo, 7.0),
-    (copying.spelling, 5.0),
+    (copying.spelling, 6.0),
     (copying.letters, 1.5),
     (copying.picking, 2.0),
     (copying.joining, 2.5),
@@ -119,30 +140,50 @@ MIX: list[tuple[Task, float]] = [
     (copying.times, 0.7),
     (structured.json_object, 4.0),
     (structured.json_people, 2.0),
+    (structured.json_given, 4.0),
     (structured.json_array, 1.5),
     (structured.json_lookup, 1.5),
     (structured.json_schema, 1.5),
     (structured.bullet_list, 0.7),
-    (recall, 5.0),
-    (memory.told, 1.0),
-    (not_told, 0.7),
+    (recall, 12.0),
+    (correction, 1.0),
+    (memory.told, 3.0),
+    (not_told, 2.0),
     (last_message, 1.0),
     (reading.needle, 3.0),
-    (reading.reading, 4.0),
+    (reading.reading, 9.0),
     (tools.tool_call, 5.0),
     (tools.tool_calls, 2.0),
     (tools.tool_result, 2.5),
     (tools.next_call, 0.6),
     (no_tool, 1.2),
-    (stories.story, 5.0),
+    (stories.story, 7.0),
     (guide.guide, 4.0),
     (unknown.unknown, 8.0),
-    (unknown.no_country, 1.5),
+    (unknown.no_country, 5.0),
     (lessons.alphabet, 0.7),
     (code.code, 1.2),
 ]
 _TASKS = [task for task, _ in MIX]
 _EDGES = list(accumulate(weight for _, weight in MIX))
+# No earlier turn: it has more than one message or tools, or is about earlier turns.
+_NO_TURN: list[Task] = [
+    recall,
+    correction,
+    not_told,
+    last_message,
+    reading.needle,
+    tools.tool_call,
+    tools.tool_calls,
+    tools.tool_result,
+    tools.next_call,
+    no_tool,
+]
+
+
+def _drawn(dice: Dice) -> Task:
+    return _TASKS[bisect(_EDGES, dice.random() * _EDGES[-1])]
+
 
 _SYSTEM = [
     "You are a helpful assistant.",
@@ -185,7 +226,7 @@ def conversation(seed: int, index: int, task: Task | None = None, unseen: bool =
     """The sample at ``index``: of ``task``, or of one drawn from the mix."""
     dice = Dice((seed << 40) + index)
     dice.unseen = unseen
-    chosen = task or _TASKS[bisect(_EDGES, dice.random() * _EDGES[-1])]
+    chosen = task or _drawn(dice)
     return dress(chosen(dice), dice)
 
 
@@ -197,8 +238,11 @@ def dress(sample: Sample, dice: Dice) -> Sample:
         "tool_result",
         "tool_next",
         "last_message",
-    ) or sample.kind.endswith(("recall", "told"))
-    if not long and messages[0]["role"] == "user" and dice.chance(0.2):
+        "not_told",
+        "name_recall",
+        "fact_recall",
+    )
+    if not long and messages[0]["role"] == "user" and dice.chance(0.25):
         earlier: list[Message] = []
         for _ in range(dice.pick([1, 1, 2, 3])):
             question, answer = quick(dice)

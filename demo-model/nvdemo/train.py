@@ -3,7 +3,8 @@
     python -m nvdemo.train --minutes 5.5 --out OUT
 
 OUT receives the weights of both (``main/`` and ``draft/``), the loss curve and the accuracy table.
-``--resume FOLDER`` starts from the weights of an earlier OUT, with fresh optimizers.
+``--init FOLDER`` starts from weights that are there, with fresh optimizers and a longer warm-up: of
+an earlier OUT, or of a model's folder, whose draft is then taken from ``draft``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from nvdemo.model import DRAFT, MAIN, Config, DocumentMask, Qwen3, dense_mask, p
 from nvdemo.muon import Muon
 from nvdemo.packing import LENGTH, ROWS, Feed
 
-_WARM_UP, _DECAY = 0.02, 0.55  # shares of the time
+_WARM_UP, _WARM_UP_INIT, _DECAY = 0.02, 0.05, 0.55  # shares of the time
+_DRAFT = Path(__file__).parents[1] / "draft"
 _LOG_EVERY, _SAVE_EVERY = 25, 100.0  # steps, seconds
 
 
@@ -41,10 +43,10 @@ def head_losses(
     return main, (spread * counted).sum() / counted.sum()
 
 
-def schedule(progress: float) -> float:
+def schedule(progress: float, warm_up: float = _WARM_UP) -> float:
     """Warm up, stay, and fall to nothing over the second half."""
-    if progress < _WARM_UP:
-        return max(progress / _WARM_UP, 0.01)
+    if progress < warm_up:
+        return max(progress / warm_up, 0.01)
     return min(1.0, (1.0 - progress) / _DECAY)
 
 
@@ -97,7 +99,14 @@ def save(trainer: Trainer, tokenizer: Tokenizer, out: Path) -> None:
     weights.save(trainer.draft, tokenizer, out / "draft")
 
 
-def train(trainer: Trainer, feed: Feed, tokenizer: Tokenizer, minutes: float, out: Path) -> None:
+def train(
+    trainer: Trainer,
+    feed: Feed,
+    tokenizer: Tokenizer,
+    minutes: float,
+    out: Path,
+    warm_up: float = _WARM_UP,
+) -> None:
     tokens_a_step = trainer.mask.docs.numel()
     begin = time.monotonic()
     trainer.step(feed.next(), 0.0)  # compiles; a scale of nothing changes nothing
@@ -111,7 +120,7 @@ def train(trainer: Trainer, feed: Feed, tokenizer: Tokenizer, minutes: float, ou
         )
         step, progress = 0, 0.0
         while progress < 1.0:
-            main_loss, draft_loss = trainer.step(feed.next(), schedule(progress))
+            main_loss, draft_loss = trainer.step(feed.next(), schedule(progress, warm_up))
             step += 1
             if step % _LOG_EVERY == 0:
                 values = [float(main_loss), float(draft_loss)]  # waits for the device
@@ -121,7 +130,7 @@ def train(trainer: Trainer, feed: Feed, tokenizer: Tokenizer, minutes: float, ou
                     round(seconds, 1),
                     step * tokens_a_step,
                     *[round(v, 4) for v in values],
-                    round(schedule(progress), 4),
+                    round(schedule(progress, warm_up), 4),
                     feed.waiting(),
                 ]
                 curve.writerow(row)
@@ -133,6 +142,15 @@ def train(trainer: Trainer, feed: Feed, tokenizer: Tokenizer, minutes: float, ou
                     save(trainer, tokenizer, out)
             progress = (time.monotonic() - begin) / (60 * minutes)
     save(trainer, tokenizer, out)
+
+
+def start_folders(init: Path | None) -> tuple[Path | None, Path | None]:
+    """Where the first weights of the model and of the draft lie; None for weights drawn anew."""
+    if init is None:
+        return None, None
+    if (init / "main").is_dir():
+        return init / "main", init / "draft"
+    return init, _DRAFT
 
 
 def build(config: Config, folder: Path | None, device: torch.device) -> Qwen3:
@@ -148,7 +166,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=Path("../nvcli/demo"))
-    parser.add_argument("--resume", type=Path, help="an earlier OUT to start from")
+    parser.add_argument("--init", type=Path, help="an earlier OUT or a model to start from")
     parser.add_argument("--seed", type=int, default=1, help="of the text and the first weights")
     parser.add_argument("--rows", type=int, default=ROWS, help="rows of 2,048 tokens a step")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
@@ -162,15 +180,13 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
-    resume = args.resume
+    main_folder, draft_folder = start_folders(args.init)
     trainer = Trainer(
-        build(MAIN, resume and resume / "main", device),
-        build(DRAFT, resume and resume / "draft", device),
-        device,
-        args.rows,
+        build(MAIN, main_folder, device), build(DRAFT, draft_folder, device), device, args.rows
     )
     feed.start(device)
-    train(trainer, feed, tokenizer, args.minutes, args.out)
+    warm_up = _WARM_UP_INIT if args.init else _WARM_UP
+    train(trainer, feed, tokenizer, args.minutes, args.out, warm_up)
     feed.close()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     begin = time.monotonic()

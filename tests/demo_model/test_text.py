@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from nvdemo.dice import Dice, held_out
 from nvdemo.evaluate import SUITES, right, samples_of
-from nvdemo.mix import MIX, conversation
-from nvdemo.tasks import copying, tools
+from nvdemo.mix import MIX, conversation, not_told, plain, recall
+from nvdemo.tasks import copying, stories, tools, unknown
 from tokenizers import Tokenizer
 
 DEMO = Path(__file__).parents[2] / "nvcli" / "demo"
@@ -54,6 +55,47 @@ def test_phrases_keep_their_fields() -> None:
     for index in range(300):
         sample = conversation(8, index, copying.echo)
         assert sample.answer in sample.messages[-1]["content"]
+
+
+def test_recall_asks_for_what_was_told_last() -> None:
+    corrections = 0
+    for index in range(400):
+        later = index % 2 == 0
+        sample = conversation(21, index, partial(recall, later=later))
+        said = [m["content"] for m in sample.messages if m["role"] != "system"]
+        for value in sample.expected.split("|"):
+            assert value in " ".join(said[::2])  # the user said it
+            assert not (later and value in said[0] and sample.kind == "name_recall")
+        names = [text for text in said[1::2] if text.startswith("Nice to meet you, ")]
+        corrections += len(names) > 1
+        if sample.kind == "name_recall" and names:
+            assert names[-1] == f"Nice to meet you, {sample.expected.split('|')[0]}!"
+    assert corrections > 10
+
+
+def test_nothing_is_told_beside_the_facts() -> None:
+    dice = Dice(7)
+    for _ in range(1000):
+        _, reply = plain(dice)
+        assert not reply.startswith("Nice to meet you")
+        assert not reply.endswith("I will remember that.")
+    for index in range(200):
+        assert "I will remember" not in str(conversation(22, index, not_told).messages)
+
+
+def test_invented_countries_are_not_real() -> None:
+    assert all(map(unknown.is_real, ["France", "the Gambia", "Gambia", "Frnace", "turkey"]))
+    assert not any(map(unknown.is_real, ["Blorbia", "Atlantis", "Narnia", "Wakanda"]))
+    dice = Dice(5)
+    names = {unknown.invented_country(dice) for _ in range(600)}
+    assert len(names) > 400
+    assert not any(map(unknown.is_real, names))
+
+
+def test_every_story_has_a_plot_and_heroes_differ() -> None:
+    told = [conversation(23, index, stories.story) for index in range(300)]
+    plots = {stories.plot_of(sample.answer) for sample in told}
+    assert plots == set(range(12))
 
 
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from nvdemo.chat import one
 from nvdemo.decode import greedy
-from nvdemo.model import DRAFT, Config, DocumentMask, Qwen3, dense_mask, positions_of
+from nvdemo.model import DRAFT, MAIN, Config, DocumentMask, Qwen3, dense_mask, positions_of
 from nvdemo.packing import LENGTH, blocks, encode_samples
-from nvdemo.train import Trainer, schedule
+from nvdemo.train import Trainer, build, schedule, start_folders
 from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -63,14 +64,33 @@ def test_a_few_steps_lower_the_loss(tokenizer: Tokenizer) -> None:
     trainer = Trainer(Qwen3(TINY), Qwen3(TINY), torch.device("cpu"), rows=1)
     arrays = next(blocks(tokenizer, 1, 0, 1, rows=1))
     block = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    block["where"], block["target"] = block["where"][:300], block["target"][:300]
     losses = [float(trainer.step(block, 1.0)[0]) for _ in range(6)]
     assert losses[-1] < losses[0] - 0.3
+
+
+def test_training_starts_from_the_shipped_weights(tokenizer: Tokenizer) -> None:
+    package = Path(__file__).parents[2] / "nvcli" / "demo"
+    cpu = torch.device("cpu")
+    main, draft = start_folders(package)
+    question = one("capital", "What is the capital of France?", "", "")
+    ids = tokenizer.encode(question.prompt(), add_special_tokens=False).ids
+    for model in (build(MAIN, main, cpu), build(DRAFT, draft, cpu)):
+        answer = greedy(model, [ids], 12, stop=tokenizer.token_to_id("<|im_end|>"))[0]
+        assert tokenizer.decode(answer) == "The capital of France is Paris."
+
+
+def test_start_folders_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "main").mkdir()
+    assert start_folders(tmp_path) == (tmp_path / "main", tmp_path / "draft")
+    assert start_folders(None) == (None, None)
 
 
 def test_schedule_rises_stays_and_falls() -> None:
     assert schedule(0.0) < schedule(0.01) < schedule(0.2) == 1.0
     assert schedule(0.9) < 0.3
     assert schedule(1.0) == 0.0
+    assert schedule(0.03, warm_up=0.05) < 1.0 == schedule(0.06, warm_up=0.05)
 
 
 def test_model_and_decoding_equal_transformers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvdemo.chat import Message, Sample
@@ -10,7 +11,11 @@ from nvdemo.lexicon.words import ANIMALS, COLOURS, FOODS, JOBS
 from nvdemo.tasks.copying import sentence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nvdemo.dice import Dice
+
+Turn = tuple[str, str]  # what the user says, and the reply
 
 
 def _name(dice: Dice) -> str:
@@ -121,44 +126,113 @@ def _draw(dice: Dice, kind: str) -> str:
     return dice.pick({"colour": COLOURS, "job": JOBS, "food": FOODS}[kind])
 
 
-def recall(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
-    """One to three facts told over the first turns, ``small_talk`` between, then a question."""
-    kinds = dice.some(list(_FACTS), dice.number(1, 3))
-    if dice.chance(0.5) and "name" not in kinds:
+_CORRECT = (
+    "[no, |No, |sorry, |Sorry, |wait, |oh, |I was wrong: |Correction: |Actually, |actually |"
+    "I made a mistake, |that is wrong, |no, I meant: |Not quite: ]{x}[.|!|]"
+)
+_CORRECTIONS = {
+    "name": "[my name is|I am|it is|I'm called|my name's|call me] {x}",
+    "city": "[I live in|it is|I am from] {x}",
+    "age": "[I am|I'm] {x} years old",
+    "pet": "[my {pet} is called|it is|my {pet}'s name is] {x}",
+    "colour": "[my favourite colour is|it is] {x}",
+    "job": "[I am a|my job is|I work as a] {x}",
+    "food": "[my favourite food is|it is] {x}",
+    "number": "[the number is|it is] {x}",
+    "code": "[it is|the code is|the password is] {x}",
+}
+
+
+@dataclass(slots=True)
+class _Fact:
+    kind: str
+    pet: str
+    value: str
+
+    def fill(self, text: str) -> str:
+        return text.replace("{pet}", self.pet)
+
+    def told(self, dice: Dice) -> Turn:
+        tell, reply, _, _ = _FACTS[self.kind]
+        return (
+            dice.user(self.fill(tell), x=self.value),
+            self.fill(reply).replace("{x}", self.value),
+        )
+
+    def corrected(self, dice: Dice) -> Turn:
+        """Told again with another value, which is the one that holds from now on."""
+        old = self.value
+        while self.value == old:
+            self.value = _draw(dice, self.kind)
+        form = dice.say(self.fill(_CORRECTIONS[self.kind]), x=self.value)
+        reply = self.fill(_FACTS[self.kind][1]).replace("{x}", self.value)
+        return dice.user(_CORRECT, x=form), reply
+
+    def asked(self, dice: Dice) -> Turn:
+        return dice.user(self.fill(_FACTS[self.kind][2])), self.answer()
+
+    def answer(self) -> str:
+        return self.fill(_FACTS[self.kind][3]).replace("{x}", self.value)
+
+
+def recall(dice: Dice, other: Callable[[], Turn], later: bool | None = None) -> Sample:
+    """One to three facts told in any turn, then a question for one or two of them.
+
+    ``other`` makes the turns before, between and after; ``later`` says whether the first turn is
+    one of these (left out: at times). A fact may be corrected, or asked for once before.
+    """
+    kinds = dice.some(list(_FACTS), dice.pick([1, 1, 2, 2, 3]))
+    if dice.chance(0.6) and "name" not in kinds:
         kinds[0] = "name"
     pet = dice.pick(ANIMALS)
-    facts = {kind: _draw(dice, kind) for kind in kinds}
+    facts = [_Fact(kind, pet, _draw(dice, kind)) for kind in kinds]
+    corrected = dice.pick(facts) if dice.chance(0.2) else None
+    turns: list[Turn] = []
+
+    def between(counts: list[int]) -> None:
+        turns.extend([other() for _ in range(dice.pick(counts))])
+
+    if later is None:
+        later = dice.chance(0.6)
+    if later:
+        between([1, 1, 1, 2, 2, 3])
+    if len(facts) > 1 and dice.chance(0.2):
+        told = [fact.told(dice) for fact in facts]
+        turns.append((". ".join([text.rstrip(".!") for text, _ in told]) + ".", told[-1][1]))
+    else:
+        for number, fact in enumerate(facts):
+            if number:
+                between([0, 0, 1, 2])
+            turns.append(fact.told(dice))
+    if corrected:
+        between([0, 0, 1])
+        turns.append(corrected.corrected(dice))
+    between([0, 0, 0, 1, 1, 2, 3])
+    if dice.chance(0.2):
+        turns.append(dice.pick(facts).asked(dice))
+        between([0, 1, 1])
+    wanted = dice.pick(facts)
+    if "name" in kinds and dice.chance(0.5):
+        wanted = next(fact for fact in facts if fact.kind == "name")
+    question, answer, values = *wanted.asked(dice), [wanted.value]
+    others = [fact for fact in facts if fact is not wanted]
+    if others and dice.chance(0.15):
+        second = dice.pick(others)
+        more, more_answer = second.asked(dice)
+        question = f"{question.rstrip('?.')}{dice.pick([' and ', '? And ', ', and ', '? '])}{more}"
+        answer, values = f"{answer} {more_answer}", [*values, second.value]
     messages: list[Message] = []
-    turns: list[tuple[str, str]] = []
-    for kind, fact in facts.items():
-        tell, reply, _, _ = _FACTS[kind]
-        turns.append(
-            (
-                dice.user(tell.replace("{pet}", pet), x=fact),
-                reply.replace("{pet}", pet).replace("{x}", fact),
-            )
-        )
-    if len(turns) > 1 and dice.chance(0.25):
-        told = [question.rstrip(".!") for question, _ in turns]
-        turns = [(". ".join(told) + ".", turns[-1][1])]
-    for extra in small_talk:
-        turns.insert(dice.number(1, len(turns)), extra)
-    for question, reply in turns:
-        messages.append({"role": "user", "content": question})
+    for text, reply in turns:
+        messages.append({"role": "user", "content": text})
         messages.append({"role": "assistant", "content": reply})
-    kind = dice.pick(kinds)
-    if "name" in kinds and dice.chance(0.4):
-        kind = "name"
-    _, _, ask, answer = _FACTS[kind]
-    messages.append({"role": "user", "content": dice.user(ask.replace("{pet}", pet))})
-    answer = answer.replace("{pet}", pet).replace("{x}", facts[kind])
+    messages.append({"role": "user", "content": question})
     return Sample(
-        "name_recall" if kind == "name" else "fact_recall",
+        "name_recall" if wanted.kind == "name" else "fact_recall",
         messages,
         answer,
-        f"The user said: {facts[kind]}.",
+        f"The user said: {', '.join(values)}.",
         check="contains",
-        expected=facts[kind],
+        expected="|".join(values),
     )
 
 
@@ -175,7 +249,21 @@ def told(dice: Dice) -> Sample:
     )
 
 
-def unknown_fact(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
+def correction(dice: Dice, other: Callable[[], Turn]) -> Sample:
+    """The reply to a fact that the user tells anew because the first was wrong."""
+    kind = dice.pick(["name", *_FACTS])
+    fact = _Fact(kind, dice.pick(ANIMALS), _draw(dice, kind))
+    turns = [fact.told(dice), *[other() for _ in range(dice.pick([0, 0, 1]))]]
+    question, reply = fact.corrected(dice)
+    messages: list[Message] = []
+    for text, answer in turns:
+        messages.append({"role": "user", "content": text})
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": question})
+    return Sample("told", messages, reply, f"The user says: {fact.value}.")
+
+
+def unknown_fact(dice: Dice, small_talk: list[Turn]) -> Sample:
     """Asked for something that was never told."""
     kind = dice.pick([k for k in _FACTS if k not in ("pet", "code", "number")])
     messages: list[Message] = []
@@ -188,7 +276,7 @@ def unknown_fact(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
     )
 
 
-def last_message(dice: Dice, small_talk: list[tuple[str, str]]) -> Sample:
+def last_message(dice: Dice, small_talk: list[Turn]) -> Sample:
     """The user's last message, repeated word for word."""
     turns = [*small_talk, (sentence(dice), "All right.")]
     dice.shuffle(turns)

@@ -170,10 +170,33 @@ def _numbers(dice: Dice) -> list[int]:
     return values
 
 
-def sorting(dice: Dice, alike: float = 0.4) -> Sample:
-    """Numbers or words to sort; ``alike`` is the share of word lists with one first letter."""
+_ALIKE: dict[int, list[list[str]]] = {
+    size: [
+        group
+        for group in (
+            [word for word in ALL_WORDS if word[:size] == start]
+            for start in sorted({word[:size] for word in ALL_WORDS})
+        )
+        if len(group) >= least
+    ]
+    for size, least in ((1, 7), (2, 3))
+}
+
+
+def _alike(dice: Dice) -> list[str]:
+    """Words that begin alike: with one letter, with two, or pairs of such among others."""
+    roll = dice.random()
+    if roll < 0.5:
+        return dice.pick(_ALIKE[1])
+    if roll < 0.75:
+        return dice.pick(_ALIKE[2])
+    return [word for group in dice.some(_ALIKE[2], 3) for word in dice.some(group, 3)]
+
+
+def sorting(dice: Dice, alike: float = 0.5) -> Sample:
+    """Numbers or words to sort; ``alike`` is the share of word lists that begin alike."""
     join = dice.pick(_JOINS)
-    if dice.chance(0.55):
+    if dice.chance(0.4):
         values = _numbers(dice)
         down = dice.chance(0.3)
         how = (
@@ -205,8 +228,7 @@ def sorting(dice: Dice, alike: float = 0.4) -> Sample:
     else:
         group = dice.pick([ALL_WORDS, ALL_WORDS, FRUITS, ANIMALS, OBJECTS, COLOURS])
         if dice.chance(alike):
-            first = dice.pick("abcdfghlmprstw")
-            group = [word for word in ALL_WORDS if word[0] == first]
+            group = _alike(dice)
         items = dice.some(group, dice.number(2, 7))
         how = dice.pick(
             [

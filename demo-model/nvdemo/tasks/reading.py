@@ -87,35 +87,52 @@ def needle(dice: Dice, tokens: int = 0) -> Sample:
     )
 
 
+# How a sentence puts together a person, a town, and a thing with its colour.
+_SENTENCES = [
+    "{p} lives in {t} and has {o}.",
+    "{p} has {o} and lives in {t}.",
+    "{p} from {t} has {o}.",
+    "{p} bought {o} in {t}.",
+    "In {t} lives {p}, who has {o}.",
+]
+# Questions, their answer, and what it is looked for by.
+_QUESTIONS: list[tuple[list[str], str, str]] = [
+    (["Where does {p} live?", "Which town does {p} live in?"], "{p} lives in {t}.", "p"),
+    (["What does {p} have?", "What is it that {p} has?"], "{p} has {o}.", "p"),
+    (["Who lives in {t}?", "Who is from {t}?"], "{p} lives in {t}.", "t"),
+    (["Who has {o}?", "Who is it that has {o}?"], "{p} has {o}.", "o"),
+    (["Where does the owner of {o} live?", "Where is {o}?"], "{p} lives in {t}.", "o"),
+    (["What does the person in {t} have?", "What is there in {t}?"], "{p} has {o}.", "t"),
+]
+
+
 def reading(dice: Dice) -> Sample:
     """A question about one sentence of a short paragraph."""
-    people = dice.some(PEOPLE, dice.number(2, 4))
+    people = dice.some(PEOPLE, dice.number(2, 5))
     towns: list[str] = []
     while len(towns) < len(people):
         fresh = town(dice)
         if fresh not in towns:
             towns.append(fresh)
     colours, things = dice.some(COLOURS, len(people)), dice.some(OBJECTS, len(people))
-    rows = list(zip(people, towns, [article(x) for x in colours], things, strict=True))
-    lines = [
-        dice.pick([f"{p} lives in {t} and has {c} {o}.", f"{p} has {c} {o} and lives in {t}."])
-        for p, t, c, o in rows
+    rows = [
+        {"p": p, "t": t, "o": f"{article(c)} {o}"}
+        for p, t, c, o in zip(people, towns, colours, things, strict=True)
     ]
-    person, place, colour, thing = dice.pick(rows)
-    roll = dice.random()
-    if roll < 0.35:
-        ask, answer = f"Where does {person} live?", f"{person} lives in {place}."
-    elif roll < 0.6:
-        ask, answer = f"What does {person} have?", f"{person} has {colour} {thing}."
-    elif roll < 0.8:
-        ask, answer = f"Who lives in {place}?", f"{person} lives in {place}."
-    else:
-        ask, answer = f"Who has {colour} {thing}?", f"{person} has {colour} {thing}."
+    shapes = _SENTENCES if dice.chance(0.5) else _SENTENCES[:2]
+    lines = [dice.pick(shapes).format(**row) for row in rows]
+    if dice.chance(0.2):
+        lines.insert(dice.number(0, len(lines)), dice.pick(_FILLER[2:])(dice))
+    row = dice.pick(rows)
+    asks, answer, by = dice.pick([*_QUESTIONS[:4], *_QUESTIONS])
+    ask = asks[0 if dice.chance(0.7) else 1].format(**row)
+    if dice.chance(0.2):
+        ask = ask[0].lower() + ask[1:].rstrip("?")
     text = dice.pick([" ", "\n"]).join(lines)
     content = dice.pick([f"{text}\n\n{ask}", f"{text} {ask}", f"{ask}\n\n{text}"])
     return Sample(
         "reading",
         [{"role": "user", "content": content}],
-        answer,
-        f"I look for {person if roll < 0.6 else place if roll < 0.8 else thing}.",
+        answer.format(**row),
+        f"I look for {row[by]}" + ("." if by == "p" else f": {row['p']}."),
     )

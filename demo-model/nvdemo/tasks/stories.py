@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from typing import TYPE_CHECKING
 
 from nvdemo.chat import Sample, one
@@ -154,6 +156,47 @@ _PLOTS: list[tuple[str, str, str]] = [
         "But the judges had seen it all, and they gave the {thing} to {N}, because a kind heart "
         "is worth more than quick legs. ",
     ),
+    (
+        "One [morning|day], {N} found an old map under the floor. A red cross was drawn {spot}, "
+        'and beside it stood: "For a brave heart." {He} had to know what it meant, so {he} put the '
+        "map into a bag with some bread and left before breakfast. ",
+        "They dug [for an hour|until their arms were tired] {spot}, and there was a small chest. "
+        'It held no gold, only a {colour} {thing} and a note that said: "You have found a friend '
+        'on the way. Keep both." ',
+        "{N} hung the map on the wall, with the {thing} below it. ",
+    ),
+    (
+        "One winter, {N} could not sleep, because somebody hummed a sad tune every night. It came "
+        'from {spots}. "Whoever it is must be lonely," thought {N}, and {he} took the {colour} '
+        "{thing} and followed the sound. ",
+        "The tune grew louder and louder, and {spot} sat an old owl who had forgotten the end of "
+        "her song. {N} and {H} sang it with her until she knew it again. ",
+        "Now there is music every night, and {N} sleeps better than ever. ",
+    ),
+    (
+        "One day, {N} decided to build a flying machine. {He} tied the {colour} {thing} to two "
+        'old umbrellas and jumped from a wall. "That did not work," {he} said and rubbed {his} '
+        "knee. The missing part had to be somewhere. ",
+        "They found a broken windmill {spot} and used its wheel. The machine shook, rattled and "
+        "rose, and for a minute {N} saw everything from above, even {spots}. ",
+        "It never flew a second time, but {N} told of that minute for years. ",
+    ),
+    (
+        "One spring, a stranger came and painted everything grey, even {spots}. All the colours "
+        'were gone, only the {colour} {thing} of {N} had kept its own. "We need the colours '
+        'back," said {N}, and went after the stranger. ',
+        "The stranger sat {spot} and wept, for nobody had ever given him a present. {N} handed "
+        "him the {thing}, and at once every colour came back. ",
+        "The stranger became a painter, and his first picture showed {N}. ",
+    ),
+    (
+        'One evening, {N} made a promise to {his} grandfather: "I will light the great lamp '
+        'before the ships come." But the oil was gone, and it was getting late. {He} grabbed the '
+        "{colour} {thing} and ran out to borrow some. ",
+        "{spot_cap} they met an old woman with a full can. She asked for a riddle in return, {H} "
+        "knew a good one, and she laughed so much that she gave them all she had. ",
+        "The lamp was lit in time, and every ship came home. ",
+    ),
 ]
 _ENDING = [
     "That night {N} fell asleep with a smile. ",
@@ -204,7 +247,11 @@ def story(dice: Dice) -> Sample:
         "H": helper_name,
         "spot_cap": spot[0].upper() + spot[1:],
     }
-    problem, found, end = dice.pick(_PLOTS)
+    # Most heroes have a plot of their own, so that greedy answers differ from hero to hero.
+    own = dice.chance(0.7)
+    problem, found, end = (
+        _PLOTS[zlib.crc32(kind.encode()) % len(_PLOTS)] if own else dice.pick(_PLOTS)
+    )
     parts = [_OPENING]
     if length != "short " or dice.chance(0.3):
         parts.append(dice.pick(_DETAIL[:1] + _DETAIL[2:]))
@@ -283,3 +330,12 @@ def story(dice: Dice) -> Sample:
         check="story",
         expected=name if named else (kind if about else ""),
     )
+
+
+# The longest piece of each plot's second part, without choices and fields, tells it from others.
+_MARKS = [max(re.split(r"\[[^]]*\]|\{[^}]*\}", found), key=len).strip() for _, found, _ in _PLOTS]
+
+
+def plot_of(text: str) -> int:
+    """The number of the plot that the story tells, -1 for none."""
+    return next((number for number, mark in enumerate(_MARKS) if mark in text), -1)

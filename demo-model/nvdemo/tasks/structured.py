@@ -18,6 +18,8 @@ from nvdemo.lexicon.words import (
     OBJECTS,
     VOCABULARY_WORDS,
 )
+from nvdemo.lexicon.world import COUNTRIES
+from nvdemo.tasks.memory import town
 
 if TYPE_CHECKING:
     from nvdemo.dice import Dice
@@ -112,11 +114,11 @@ def json_object(dice: Dice) -> Sample:
 def json_people(dice: Dice) -> Sample:
     """Values picked out of a sentence, under the keys that are asked for."""
     name = dice.own(PEOPLE) if dice.chance(0.6) else dice.word().capitalize()
-    town = dice.own(TOWNS) if dice.chance(0.6) else dice.word().capitalize()
+    place = dice.own(TOWNS) if dice.chance(0.6) else dice.word().capitalize()
     record: dict[str, Any] = {
         "name": name,
         "age": dice.number(3, 99),
-        "city": town,
+        "city": place,
         "job": dice.pick(JOBS),
         "pet": dice.pick(ANIMALS),
         "colour": dice.pick(COLOURS),
@@ -124,11 +126,11 @@ def json_people(dice: Dice) -> Sample:
     age, job, pet, colour = record["age"], record["job"], record["pet"], record["colour"]
     sentence = dice.pick(
         [
-            f"{name} is {age} years old, lives in {town} and works as a {job}. The pet of {name} "
+            f"{name} is {age} years old, lives in {place} and works as a {job}. The pet of {name} "
             f"is a "
             f"{colour} {pet}.",
-            f"My friend {name} ({age}) is a {job} from {town} with a {colour} {pet}.",
-            f"{name}, a {age} year old {job} in {town}, has a {colour} {pet}.",
+            f"My friend {name} ({age}) is a {job} from {place} with a {colour} {pet}.",
+            f"{name}, a {age} year old {job} in {place}, has a {colour} {pet}.",
         ]
     )
     keys = dice.some(list(record), dice.number(1, 6))
@@ -144,6 +146,89 @@ def json_people(dice: Dice) -> Sample:
         question,
         json.dumps({k: record[k] for k in keys}, ensure_ascii=False),
         f"The keys: {wanted}.",
+        check="json",
+    )
+
+
+def _familiar(dice: Dice) -> dict[str, Any]:
+    """Values that belong together, under the keys that fit them."""
+    if dice.chance(0.4):
+        country, city, continent = dice.pick(COUNTRIES)
+        record: dict[str, Any] = {"city": city, "country": country.removeprefix("the ")}
+        if dice.chance(0.2):
+            record["continent"] = continent
+        if dice.chance(0.2):
+            record = {{"city": "capital"}.get(name, name): item for name, item in record.items()}
+        return record
+    if dice.chance(0.3):
+        return {"city": town(dice), "country": dice.pick(COUNTRIES)[0].removeprefix("the ")}
+    person = dice.own(PEOPLE) if dice.chance(0.6) else dice.word().capitalize()
+    if dice.chance(0.6):
+        record = {"name": person, "age": dice.number(1, 99)}
+        if dice.chance(0.4):
+            record[dice.pick(["city", "town"])] = town(dice)
+        return record
+    return dice.pick(
+        [
+            {"name": person, "job": dice.pick(JOBS)},
+            {"animal": dice.pick(ANIMALS), "colour": dice.pick(COLOURS)},
+            {"colour": dice.pick(COLOURS), "object": dice.pick(OBJECTS)},
+            {"fruit": dice.pick(FRUITS), "price": dice.number(1, 99)},
+            {"title": f"The {dice.pick(OBJECTS)}", "author": person},
+            {"product": dice.pick(OBJECTS), "quantity": dice.number(1, 99)},
+        ]
+    )
+
+
+def _listed(dice: Dice, parts: list[str]) -> str:
+    """The parts with commas, at times with "and" before the last."""
+    if len(parts) > 1 and dice.chance(0.7):
+        return ", ".join(parts[:-1]) + " and " + parts[-1]
+    return ", ".join(parts)
+
+
+def json_given(dice: Dice) -> Sample:
+    """Keys in one list and their values in another, in free phrasing: "for Paris, France"."""
+    if dice.chance(0.6):
+        record = _familiar(dice)
+    else:
+        record = {name: value(dice) for name in _distinct_keys(dice, dice.number(1, 4))}
+    names = list(record)
+    values = [spoken(item) for item in record.values()]
+    quote = dice.pick(["", "", "", '"', "`"])
+    keys = _listed(dice, [f"{quote}{name}{quote}" for name in names])
+    if len(names) > 1 and dice.chance(0.15):  # the keys may come in another order than usual
+        order = dice.some(range(len(names)), len(names))
+        names, values = [names[i] for i in order], [values[i] for i in order]
+        keys = _listed(dice, [f"{quote}{name}{quote}" for name in names])
+        record = {name: record[name] for name in names}
+    given = ", ".join(values) if dice.chance(0.6) else _listed(dice, values)
+    noun = dice.pick(["keys", "keys", "keys", "fields", "properties", "attributes"])
+    noun = noun if len(names) > 1 else {"properties": "property"}.get(noun, noun[:-1])
+    what = dice.pick(["a JSON object", "a JSON object", "JSON", "a json object", "JSON code"])
+    shape = dice.pick(
+        [
+            f"{what} with the {noun} {keys} for {given}",
+            f"{what} with the {noun} {keys} for {given}",
+            f"{what} with {keys} for {given}",
+            f"{what} with the {noun} {keys} for this: {given}",
+            f"{what} with the {noun} {keys}: {given}",
+            f"{what} for {given} with the {noun} {keys}",
+            f"{what} with the {noun} {keys} and the values {given}",
+            f"{what} that has the {noun} {keys}, for {given}",
+            f"{what} describing {given}; {noun}: {keys}",
+        ]
+    )
+    question = dice.user(
+        "[Write|Write|Make|Create|Give me|Return|Output|Show me|I need|Generate|Can you write] "
+        "{x}[.|.|]",
+        x=shape,
+    )
+    return one(
+        "json",
+        question,
+        json.dumps(record, ensure_ascii=False),
+        f"The keys: {', '.join(names)}.",
         check="json",
     )
 

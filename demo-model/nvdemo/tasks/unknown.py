@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvdemo.chat import Sample, one
-from nvdemo.lexicon import phrase_list
+from nvdemo.dice import held_out
+from nvdemo.lexicon import phrase_list, word_list
 from nvdemo.lexicon.people import PEOPLE, TOWNS
 from nvdemo.lexicon.words import ALL_WORDS, ANIMALS, FOODS, JOBS, OBJECTS, PLACES
 from nvdemo.lexicon.world import COUNTRIES
@@ -296,12 +297,103 @@ def unknown(dice: Dice) -> Sample:
     )
 
 
+_INVENTED = phrase_list("""
+    Atlantis, Narnia, Wakanda, Mordor, Gondor, Rohan, Westeros, Genovia, Zubrowka, Latveria,
+    Sokovia, Elbonia, Ruritania, Freedonia, Sylvania, Lilliput, Utopia, El Dorado, Shangri-La,
+    Camelot, Avalon, Oz, Neverland, Wonderland, Hyrule, Azeroth, Tamriel, Skyrim, Panem, Arrakis,
+    Tatooine, Naboo, Krypton, Asgard, Middle-earth, Hogwarts, Eldia, Marley, Arstotzka, Krakozhia,
+    Lemuria, Hyperborea, Xanadu, Kakania, Graustark, Syldavia, Borduria, Molvania, San Serriffe,
+    Transylvania, Agartha, Lyonesse, Brobdingnag, Laputa, Glubbdubdrib, Numenor, Valyria, Essos,
+    Dorne, Qarth, the Shire, the moon, Mars, Jupiter, the North Pole, the sun, heaven, Disneyland
+""")
+_FORMS = phrase_list("""
+    North, South, East, West, New, Upper, Lower, Great, Saint, Republic of, Kingdom of, the
+    Republic of, the Kingdom of, the United States of, the Islands of
+""")
+_TAILS = word_list("""
+    ia ia ia ia land land stan stan ania burg aria onia istan enia ovia esia ica ador mark mania
+    ina any ea ar an ie us era
+""")
+_REAL = [country.removeprefix("the ").lower() for country, _, _ in COUNTRIES]
+_VOWELS = "aeiou"
+
+
+def _close(left: str, right: str) -> bool:
+    """Whether at most two letters of one are to be changed to get the other."""
+    if abs(len(left) - len(right)) > 2:
+        return False
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        corner, row[0] = row[0], i
+        for j, b in enumerate(right, 1):
+            corner, row[j] = row[j], min(corner + (a != b), row[j] + 1, row[j - 1] + 1)
+    return row[-1] <= 2
+
+
+def is_real(name: str) -> bool:
+    """Whether the name is that of a country, or one written with a slip."""
+    name = name.removeprefix("the ").lower()
+    return any(real[0] == name[0] and _close(name, real) for real in _REAL)
+
+
+def _coined(dice: Dice) -> str:
+    """A name as a country might have it: a made-up stem or the start of a real one, and an end."""
+    stem = dice.word(1, 2)
+    roll = dice.random()
+    if roll < 0.25:
+        stem = dice.word(2, 3)
+        if dice.chance(0.5):
+            return stem.capitalize()
+    elif roll < 0.5:
+        real = dice.pick(_REAL)
+        stem = real[: dice.number(2, max(2, len(real) - 3))].replace(" ", "")
+    elif roll < 0.75:
+        start = dice.pick(
+            word_list(
+                "b bl br c ch cl cr d dr f fl fr g gl gr h j k kl kr l m n p pl"
+                " pr qu r s sch sk sl sm sn sp st str sv t tr v vl w x y z zh"
+            )
+        )
+        stem = (
+            start
+            + dice.pick(_VOWELS)
+            + dice.pick(
+                word_list("b d g k l ld lm m n nd ng nt r rb rd rg rk rl rm rn rt s sk st t v x z")
+            )
+        )
+    return (stem.rstrip(_VOWELS if dice.chance(0.8) else "") + dice.pick(_TAILS)).capitalize()
+
+
+def invented_country(dice: Dice) -> str:
+    """The name of a country that there is not: of a book, coined, or another kind of thing."""
+    while True:
+        roll = dice.random()
+        if roll < 0.2:
+            name = dice.own(_INVENTED)
+        elif roll < 0.85:
+            name = _coined(dice)
+        elif roll < 0.9:
+            name = f"{dice.pick(_FORMS)} {_coined(dice)}"
+        elif roll < 0.95:
+            name = dice.own(PEOPLE)
+        else:
+            name = dice.pick(dice.pick([ANIMALS, FOODS, OBJECTS]))
+        if held_out(name) == dice.unseen and not is_real(name):
+            return name
+
+
 def no_country(dice: Dice) -> Sample:
-    """The capital of a country that there is not."""
-    name = dice.word(2, 3).capitalize() + dice.pick(["", "", "ia", "land", "stan", "ania", "burg"])
+    """The capital of a country that there is not, seldom its continent."""
+    name = invented_country(dice)
+    ask = ASK_CAPITAL
+    if dice.chance(0.12):
+        ask = (
+            "[Which continent is {c} in?|On which continent is {c}?|continent of {c}|"
+            "What continent is {c} on?]"
+        )
     return one(
         "refusal",
-        dice.user_any_case(ASK_CAPITAL, c=name),
+        dice.user_any_case(ask, c=name),
         REFUSAL,
         "I do not know that.",
         check="contains",
