@@ -55,9 +55,9 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str,
     from nvcli.bench.workload import Lengths, Workload
     from nvcli.llm import LLM
 
-    workload = Workload(
-        in_len=Lengths.parse(str(args.in_len)), out_len=Lengths.parse(str(args.out_len))
-    )
+    # Equal lengths would run in lock-step: half to one and a half times the mean.
+    around = [Lengths.parse(f"{n // 2}:{n + n // 2}") for n in (args.in_len, args.out_len)]
+    workload = Workload(in_len=around[0], out_len=around[1])
     points: list[dict[str, Any]] = []
     with LLM(model, load_format=load_format, max_num_seqs=args.max_num_seqs) as llm:
         bench = Bench.of(llm)
@@ -146,6 +146,7 @@ def main() -> None:
             "weights": "random" if name in SHAPES else "as stored",
             "in_len": args.in_len,
             "out_len": args.out_len,
+            "spread": "uniform, 0.5 to 1.5 of the mean",
             "duration_s": args.duration,
         }
         write_row("plan_error", metrics=metrics, config=config)

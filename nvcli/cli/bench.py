@@ -137,7 +137,8 @@ InLenOpt = Annotated[
         parser=_LENGTHS,
         metavar="LEN",
         group=LOAD,
-        help="Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. Default: 128.",
+        help="Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. "
+        "Default: 128 (card: 64:192).",
     ),
 ]
 OutLenOpt = Annotated[
@@ -147,7 +148,7 @@ OutLenOpt = Annotated[
         parser=_LENGTHS,
         metavar="LEN",
         group=LOAD,
-        help="Answer tokens, in the same ways. Default: 64.",
+        help="Answer tokens, in the same ways. Default: 64 (card: 32:96).",
     ),
 ]
 DataOpt = Annotated[
@@ -281,7 +282,17 @@ def bench(
                 param=given[0],
             )
         return None
-    workload = make_workload(in_len, out_len, "random", None, "cold", seed)
+    from nvcli.bench.workload import Lengths
+
+    # Equal lengths would run in lock-step.
+    workload = make_workload(
+        in_len or Lengths.parse("64:192"),
+        out_len or Lengths.parse("32:96"),
+        "random",
+        None,
+        "cold",
+        seed,
+    )
     config = engine_config(
         model,
         device=device,
