@@ -62,5 +62,6 @@ class Cli:
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     previous = signal.getsignal(signal.SIGTERM)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)  # no server of the developer's
     yield Cli(monkeypatch)
     signal.signal(signal.SIGTERM, previous)

@@ -60,6 +60,7 @@ class PtyChat:
             "XDG_STATE_HOME": str(tmp_path / "state"),
         }
         env.pop("COLUMNS", None)
+        env.pop("XDG_RUNTIME_DIR", None)
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.chdir(ROOT)
@@ -138,6 +139,7 @@ class Tmux:
             "PYTHONPATH": str(ROOT),
         }
         env.pop("COLUMNS", None)
+        env.pop("XDG_RUNTIME_DIR", None)
         env.pop("TMUX", None)
         size = ["-x", str(width), "-y", str(height)]
         command = ["tmux", "-L", self._name, "-f", "/dev/null", "new-session", "-d", *size]

@@ -42,6 +42,7 @@ def test_ctrl_o_folds_and_shows_the_thinking(tmp_path: Path) -> None:
         chat.prompt()
         chat.type("\x0f")
         chat.wait_for("1 2 3 4 5 6")  # the last thinking, in full, in one piece
+        chat.wait_for(">>>")
         chat.type("\x04")
         chat.end()
 
