@@ -22,7 +22,7 @@ import time
 from benchmarks.rows import write_row
 
 NVCLI = [sys.executable, "-m", "nvcli"]
-PROMPT = b">>> "
+PROMPT = b">>>"
 
 
 def time_command(*args: str, repeat: int) -> float:
