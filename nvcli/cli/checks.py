@@ -94,7 +94,7 @@ def _software() -> Iterator[Check]:
         for label, module in (("FA3", "flash_attn_interface"), ("FA2", "flash_attn"))
         if importlib.util.find_spec(module) is not None
     ]
-    text = ", ".join(found) or "not installed; nvcli's own kernels run, or torch's on the CPU"
+    text = ", ".join(found) or "not installed; torch's attention runs"
     yield Check("flash-attn", State.OK if found else State.NOTE, text)
 
 
