@@ -83,8 +83,13 @@ class EngineConfig:
             self._check_between(name, 1, MAX_INT)
         self._check_between("max_num_batched_tokens", 1, MAX_INT)
         self._check_between("seed", -MAX_SEED, MAX_SEED)
-        share = self.memory_utilization
-        if share is not None and not 0 < share <= 1:
+        for name in ("enable_prefix_caching", "run_ahead", "enforce_eager"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (value is None and name == "run_ahead"):
+                raise UsageError(f"{name} must be True or False, got {value!r}", param=name)
+        share: object = self.memory_utilization
+        is_number = isinstance(share, int | float) and not isinstance(share, bool)
+        if share is not None and not (is_number and 0 < share <= 1):  # type: ignore[operator]
             raise UsageError(
                 f"memory_utilization must be over 0 and at most 1, got {share!r}",
                 param="memory_utilization",

@@ -309,6 +309,8 @@ class LLM:
         """
         from nvcli.engine.engine import Request
 
+        if isinstance(tools, str) or not all(isinstance(tool, Mapping) for tool in tools or ()):
+            raise InvalidParameterError("tools must be a list of mappings", param="tools")
         is_chat = False
         if isinstance(prompt, str) and raw:
             token_ids = self.tokenizer.encode(prompt)

@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 from nvcli import LLM, Message
-from nvcli.errors import InvalidParameterError
+from nvcli.config import EngineConfig
+from nvcli.errors import InvalidParameterError, UsageError
 from nvcli.types import FinishReason, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -45,6 +46,31 @@ def test_prompts_of_every_kind_of_sequence(llm: LLM) -> None:
 def test_what_is_no_prompt_is_refused(llm: LLM, prompt: object) -> None:
     with pytest.raises(InvalidParameterError, match="prompt"):
         llm.stream(prompt, GREEDY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tools", ["abc", [1]])
+def test_tools_that_are_none_are_refused(llm: LLM, tools: object) -> None:
+    with pytest.raises(InvalidParameterError, match="tools must be"):
+        llm.chat("hi", GREEDY, tools=tools)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("enable_prefix_caching", "no"),
+        ("run_ahead", "off"),
+        ("enforce_eager", 1),
+        ("memory_utilization", "a"),
+        ("memory_utilization", 1.5),
+        ("seed", "x"),
+        ("max_num_seqs", 2**31),
+        ("block_size", 0),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_loads(name: str, value: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        EngineConfig(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.param == name
 
 
 def test_one_bad_prompt_of_a_batch_fails_alone(llm: LLM) -> None:

@@ -204,7 +204,7 @@ def chat(
     screen = settings_of(ctx).screen()
     with _naming_flags():
         config = EngineConfig.from_options(
-            model=model or DEFAULT_MODEL,
+            model=DEFAULT_MODEL if model is None else model,
             device=device,
             dtype=dtype,
             max_model_len=max_model_len,
