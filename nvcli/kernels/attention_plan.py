@@ -30,7 +30,15 @@ if TYPE_CHECKING:
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
-PROGRAMS_PER_SM = 16  # aimed at for large batches: more programs, shorter tail, more to merge
+SMALL_BATCH = 8  # rows
+SMALL_TILES = 4
+
+
+def programs_per_sm(num_rows: int) -> int:
+    """At most so many items and KV heads an SM, whatever the lengths. More make a shorter tail, and
+    more to merge; and every program of the grid costs, also those that find nothing to do.
+    """
+    return 4 if num_rows <= SMALL_BATCH else 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +53,23 @@ class AttentionPlan:
 @triton.jit  # type: ignore[untyped-decorator]
 def _chunk_size(  # type: ignore[no-untyped-def]
     num_keys,  # of all decode rows
+    per_sm,
+    small_tiles,
     HK: tl.constexpr,
     SMS: tl.constexpr,
-    PER_SM: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Keys a program reads: two programs an SM for small batches, between TILE and 4 TILE; PER_SM
-    programs an SM for large ones.
+    """Keys a program reads: two programs an SM for small batches, between TILE and small_tiles
+    TILE; per_sm programs an SM for large ones.
     """
     work = num_keys * HK
-    small = tl.minimum(tl.maximum(tl.cdiv(work, 2 * SMS), TILE), 4 * TILE)
-    chunk = tl.maximum(small, tl.cdiv(work, PER_SM * SMS))
+    small = tl.minimum(tl.maximum(tl.cdiv(work, 2 * SMS), TILE), small_tiles * TILE)
+    chunk = tl.maximum(small, tl.cdiv(work, per_sm * SMS))
     return tl.cdiv(chunk, TILE) * TILE
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["num_rows", "max_items", "max_tiles"],
+    do_not_specialize=["num_rows", "max_items", "max_tiles", "per_sm", "small_tiles"],
     do_not_specialize_on_alignment=["cu_seqlens_ptr", "seq_lens_ptr", "slots_ptr"],
 )
 def _plan_kernel(  # type: ignore[no-untyped-def]
@@ -73,9 +82,10 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     max_items,
     max_tiles,
+    per_sm,
+    small_tiles,
     HK: tl.constexpr,
     SMS: tl.constexpr,
-    PER_SM: tl.constexpr,
     TILE: tl.constexpr,
     TOKENS_PER_TILE: tl.constexpr,
     ROWS_POW2: tl.constexpr,
@@ -95,7 +105,7 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     # 2. Decode rows: consecutive items, one a chunk of keys.
     is_decode = is_row & (n == 1)
     decode_keys = tl.where(is_decode, keys, 0)
-    chunk = _chunk_size(tl.sum(decode_keys.to(tl.int64), axis=0), HK, SMS, PER_SM, TILE)
+    chunk = _chunk_size(tl.sum(decode_keys.to(tl.int64), axis=0), per_sm, small_tiles, HK, SMS, TILE)
     chunk = chunk.to(tl.int32)
     splits = tl.where(is_decode, tl.maximum(tl.cdiv(decode_keys, chunk), 1), 0)
     end = tl.cumsum(splits, axis=0)
@@ -128,8 +138,8 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
 
 
 def max_items(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Bound on decode items: a chunk is at least the keys over PROGRAMS_PER_SM * num_sms / Hk."""
-    return num_rows + -(-PROGRAMS_PER_SM * num_sms // num_kv_heads)
+    """Bound on decode items: a chunk is at least the keys over programs_per_sm * num_sms / Hk."""
+    return num_rows + -(-programs_per_sm(num_rows) * num_sms // num_kv_heads)
 
 
 def max_tiles(num_rows: int, num_tokens: int, tokens_per_tile: int) -> int:
@@ -169,9 +179,10 @@ def make_plan(
         num_rows,
         num_items,
         num_tiles,
+        programs_per_sm(num_rows),
+        SMALL_TILES,
         HK=num_kv_heads,
         SMS=num_sms,
-        PER_SM=PROGRAMS_PER_SM,
         TILE=KEYS_PER_TILE,
         TOKENS_PER_TILE=tokens_per_tile,
         ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
 from nvcli.kernels.launch import launch_options
+from nvcli.kernels.prefetch import prefetch_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 LOG2_E = math.log2(math.e)
 MIN_DOT_ROWS = 16  # tensor cores take no fewer
-SPLITS_AT_ONCE = 16  # merged as one tile
+MERGED_AT_ONCE = 32  # parts of one query head each: a tile of so many rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -82,20 +83,21 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     P: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
     MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
     FUSED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # 1. What to do: one record, all of whose numbers are loaded at once.
+    # 1. What to do: one record, all of whose numbers are loaded at once, before it is known whether
+    #    there is one: waiting for memory twice costs more than reading what stands there.
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     item = tl.program_id(0)
-    if item >= tl.load(sizes_ptr):
-        return
     head = tl.program_id(1)
+    num_items = tl.load(sizes_ptr)
     record = items_ptr + item * 8
     row = tl.load(record)
     slot = tl.load(record + 1).to(tl.int64)
@@ -104,6 +106,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     split = tl.load(record + 4)
     splits = tl.load(record + 5)
     token = tl.load(record + 6).to(tl.int64)
+    if item >= num_items:
+        return
 
     # 2. The G query heads of this KV head stand as the rows of one matrix, padded to ROWS.
     g = tl.arange(0, ROWS)
@@ -115,7 +119,17 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     cos = cos_ptr + token * rotary_row_stride
     sin = sin_ptr + token * rotary_row_stride
     last_key = end
+    table = block_table_ptr + slot * table_row_stride
+    head_offset = head.to(tl.int64) * cache_head_stride
     if FUSED:
+        if PDL:
+            # The first keys are on their way while the queries are waited for.
+            key = first + tl.arange(0, TILE)
+            block = tl.load(table + key // P, mask=key < end, other=0).to(tl.int64)
+            begin = block * cache_block_stride + (key % P) * cache_offset_stride + head_offset
+            row_bytes: tl.constexpr = D * k_cache_ptr.dtype.element_ty.primitive_bitwidth // 8
+            prefetch_rows(k_cache_ptr + begin, key < end, row_bytes)
+            prefetch_rows(v_cache_ptr + begin, key < end, row_bytes)
         mine = (head * G + g)[:, None] * D
         q = _norm_and_rotate(
             row_ptr + mine, weight_ptr + mine, cos, sin, d, is_head, eps, D, HAS_NORM
@@ -127,8 +141,6 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     best = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D), tl.float32)
-    table = block_table_ptr + slot * table_row_stride
-    head_offset = head.to(tl.int64) * cache_head_stride
     for start in range(first, last_key, TILE):
         key = start + tl.arange(0, TILE)
         is_key = key < last_key
@@ -187,31 +199,32 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
 
     # 4. The last one merges all splits of the row, in order, and clears the count.
     tl.store(counter, 0)
-    base = item - split
-    for member in tl.static_range(G):
-        peak = tl.full((), -1e30, tl.float32)
-        weight_sum = tl.full((), 0.0, tl.float32)
-        merged = tl.zeros((D,), tl.float32)
-        for start in range(0, splits, MERGE):
-            part = start + tl.arange(0, MERGE)
-            is_part = part < splits
-            at = ((base + part) * HK + head) * G + member
-            lse = tl.load(lse_ptr + at, mask=is_part, other=-1e30, cache_modifier=".cg")
-            new_peak = tl.maximum(peak, tl.max(lse, axis=0))
-            weight = tl.where(is_part, tl.exp2(lse - new_peak), 0.0)
-            values = tl.load(
-                partial_ptr + at[:, None] * D + d[None, :],
-                mask=is_part[:, None],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            shrink = tl.exp2(peak - new_peak)
-            weight_sum = weight_sum * shrink + tl.sum(weight, axis=0)
-            merged = merged * shrink + tl.sum(values * weight[:, None], axis=0)
-            peak = new_peak
-        result = merged / weight_sum
-        to = out_ptr + token * (HK * G * D) + (head * G + member) * D + d
-        tl.store(to, result.to(out_ptr.dtype.element_ty))
+    first_part = (item - split).to(tl.int64)
+    member = tl.arange(0, GROUP)
+    is_member = member < G
+    peak = tl.full((GROUP,), -1e30, tl.float32)
+    weight_sum = tl.zeros((GROUP,), tl.float32)
+    merged = tl.zeros((GROUP, D), tl.float32)
+    for start in range(0, splits, MERGE):
+        part = start + tl.arange(0, MERGE)
+        is_part = (part < splits)[:, None] & is_member[None, :]
+        part_at = ((first_part + part)[:, None] * HK + head) * G + member[None, :]  # [MERGE, GROUP]
+        values = tl.load(
+            partial_ptr + part_at[:, :, None] * D + d[None, None, :],
+            mask=is_part[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        lse = tl.load(lse_ptr + part_at, mask=is_part, other=-1e30, cache_modifier=".cg")
+        new_peak = tl.maximum(peak, tl.max(lse, axis=0))
+        weights = tl.where(is_part, tl.exp2(lse - new_peak[None, :]), 0.0)
+        shrink = tl.exp2(peak - new_peak)
+        weight_sum = weight_sum * shrink + tl.sum(weights, axis=0)
+        merged = merged * shrink[:, None] + tl.sum(values * weights[:, :, None], axis=0)
+        peak = new_peak
+    result = merged / tl.where(is_member, weight_sum, 1.0)[:, None]
+    to = out_ptr + token * (HK * G * D) + (head * G + member)[:, None] * D + d[None, :]
+    tl.store(to, result.to(out_ptr.dtype.element_ty), mask=is_member[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +236,11 @@ class Rotary:
     sin: Tensor  # [T, D] float32
     eps: float
     slot_mapping: Tensor  # [T] int64
+
+
+def launch_shape(num_rows: int) -> tuple[int, int]:
+    """Warps a program and stages of its loop, by the tokens of the step."""
+    return (2, 3) if num_rows >= 32 else (4, 3)
 
 
 def decode_attention(
@@ -269,7 +287,8 @@ def decode_attention(
     )
     lse = torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device)
     has_norm = rotary is not None and rotary.weight is not None
-    is_large = q.shape[0] >= 32
+    group = triton.next_power_of_2(group_size)
+    num_warps, num_stages = launch_shape(q.shape[0])
     _decode_kernel[(num_items, num_kv_heads)](
         q,
         rotary.weight if rotary is not None and rotary.weight is not None else q,
@@ -298,10 +317,11 @@ def decode_attention(
         D=head_dim,
         P=block_size,
         TILE=KEYS_PER_TILE,
-        ROWS=max(MIN_DOT_ROWS, triton.next_power_of_2(group_size)),
-        MERGE=SPLITS_AT_ONCE,
+        ROWS=max(MIN_DOT_ROWS, group),
+        GROUP=group,
+        MERGE=max(1, MERGED_AT_ONCE // group),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FUSED=is_fused,
         HAS_NORM=has_norm,
-        **launch_options(q.device, num_warps=2 if is_large else 4, num_stages=3),
+        **launch_options(q.device, num_warps=num_warps, num_stages=num_stages),
     )

@@ -254,7 +254,7 @@ def test_bounds_of_the_plan_hold() -> None:
             0, 1 << int(torch.randint(1, 18, (), generator=generator)), (num_rows,)
         )
         work = int(keys.sum()) * kv_heads
-        tile, per_sm = plan.KEYS_PER_TILE, plan.PROGRAMS_PER_SM
+        tile, per_sm = plan.KEYS_PER_TILE, plan.programs_per_sm(num_rows)
         small = min(max(-(-work // (2 * 132)), tile), 4 * tile)
         chunk = -(-max(small, -(-work // (per_sm * 132))) // tile) * tile
         items = int(((keys + chunk - 1) // chunk).clamp(min=1).sum())
