@@ -32,13 +32,14 @@ KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
 SMALL_BATCH = 8  # rows
 SMALL_TILES = 4
+SORTED_FROM = 33  # rows: below, all programs start at once
 
 
 def programs_per_sm(num_rows: int) -> int:
     """At most so many items and KV heads an SM, whatever the lengths. More make a shorter tail, and
     more to merge; and every program of the grid costs, also those that find nothing to do.
     """
-    return 4 if num_rows <= SMALL_BATCH else 16
+    return 4 if num_rows <= SMALL_BATCH else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     TOKENS_PER_TILE: tl.constexpr,
     ROWS_POW2: tl.constexpr,
+    SORT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. One program, one lane a row.
@@ -102,27 +104,7 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     keys = tl.load(seq_lens_ptr + row, mask=is_row, other=0)
     slot = tl.load(slots_ptr + row, mask=is_row, other=0).to(tl.int32)
 
-    # 2. Decode rows: consecutive items, one a chunk of keys.
-    is_decode = is_row & (n == 1)
-    decode_keys = tl.where(is_decode, keys, 0)
-    chunk = _chunk_size(tl.sum(decode_keys.to(tl.int64), axis=0), per_sm, small_tiles, HK, SMS, TILE)
-    chunk = chunk.to(tl.int32)
-    splits = tl.where(is_decode, tl.maximum(tl.cdiv(decode_keys, chunk), 1), 0)
-    end = tl.cumsum(splits, axis=0)
-    for split in range(tl.max(splits, axis=0)):
-        item = end - splits + split
-        to = items_ptr + item * 8
-        mask = (split < splits) & (item < max_items)
-        tl.store(to, row, mask=mask)
-        tl.store(to + 1, slot, mask=mask)
-        tl.store(to + 2, tl.minimum(split * chunk, keys), mask=mask)
-        tl.store(to + 3, tl.minimum((split + 1) * chunk, keys), mask=mask)
-        tl.store(to + 4, tl.zeros_like(row) + split, mask=mask)
-        tl.store(to + 5, splits, mask=mask)
-        tl.store(to + 6, first, mask=mask)
-    tl.store(sizes_ptr, tl.minimum(tl.max(end, axis=0), max_items))
-
-    # 3. Prefill rows: consecutive tiles of queries, the last first.
+    # 2. Prefill rows: consecutive tiles of queries, the last first.
     num_tiles = tl.where(is_row & (n > 1), tl.cdiv(n, TOKENS_PER_TILE), 0)
     end = tl.cumsum(num_tiles, axis=0)
     for i in range(tl.max(num_tiles, axis=0)):
@@ -135,6 +117,35 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
         tl.store(to + 3, slot, mask=mask)
         tl.store(to + 4, (num_tiles - 1 - i) * TOKENS_PER_TILE, mask=mask)
     tl.store(sizes_ptr + 1, tl.minimum(tl.max(end, axis=0), max_tiles))
+
+    # 3. Decode rows: consecutive items, one a chunk of keys. Of many rows the longest come first,
+    #    so that none of them is the last to start.
+    is_decode = is_row & (n == 1)
+    decode_keys = tl.where(is_decode, keys, 0)
+    if SORT:
+        order = tl.sort(decode_keys.to(tl.int64) * ROWS_POW2 + row, descending=True)
+        row = (order % ROWS_POW2).to(tl.int32)
+        decode_keys = (order // ROWS_POW2).to(tl.int32)
+        first = tl.load(cu_seqlens_ptr + row, mask=row < num_rows, other=0)
+        n = tl.load(cu_seqlens_ptr + row + 1, mask=row < num_rows, other=0) - first
+        slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
+        is_decode = (row < num_rows) & (n == 1)
+    chunk = _chunk_size(tl.sum(decode_keys.to(tl.int64), axis=0), per_sm, small_tiles, HK, SMS, TILE)
+    chunk = chunk.to(tl.int32)
+    splits = tl.where(is_decode, tl.maximum(tl.cdiv(decode_keys, chunk), 1), 0)
+    end = tl.cumsum(splits, axis=0)
+    for split in range(tl.max(splits, axis=0)):
+        item = end - splits + split
+        to = items_ptr + item * 8
+        mask = (split < splits) & (item < max_items)
+        tl.store(to, row, mask=mask)
+        tl.store(to + 1, slot, mask=mask)
+        tl.store(to + 2, tl.minimum(split * chunk, decode_keys), mask=mask)
+        tl.store(to + 3, tl.minimum((split + 1) * chunk, decode_keys), mask=mask)
+        tl.store(to + 4, tl.zeros_like(row) + split, mask=mask)
+        tl.store(to + 5, splits, mask=mask)
+        tl.store(to + 6, first, mask=mask)
+    tl.store(sizes_ptr, tl.minimum(tl.max(end, axis=0), max_items))
 
 
 def max_items(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
@@ -186,6 +197,7 @@ def make_plan(
         TILE=KEYS_PER_TILE,
         TOKENS_PER_TILE=tokens_per_tile,
         ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
+        SORT=num_rows >= SORTED_FROM,
         **launch_options(device, num_warps=4),
     )
     return AttentionPlan(items, tiles, sizes, has_decode, has_prefill)

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
-from nvcli.kernels.launch import launch_options
+from nvcli.kernels.launch import launch_options, uses_pdl
 from nvcli.kernels.prefetch import prefetch_rows
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LOG2_E = math.log2(math.e)
 MIN_DOT_ROWS = 16  # tensor cores take no fewer
+MAX_FUSED_ROWS = 8  # beyond, the registers it needs cost more than the launch it saves
+PREFETCH = True
 MERGED_AT_ONCE = 32  # parts of one query head each: a tile of so many rows
 
 
@@ -72,15 +74,15 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     q_row_stride,
     rotary_row_stride,
     table_row_stride,
-    cache_block_stride,
-    cache_offset_stride,
-    cache_head_stride,
     scale_log2,
     eps,
     HK: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
     P: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,  # of the cache: constants spare each key a 64-bit product
+    OFFSET_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -88,6 +90,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     FUSED: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. What to do: one record, all of whose numbers are loaded at once, before it is known whether
@@ -95,13 +98,13 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    item = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(0)
+    item = tl.program_id(1)
     num_items = tl.load(sizes_ptr)
     record = items_ptr + item * 8
     row = tl.load(record)
     slot = tl.load(record + 1).to(tl.int64)
-    first = tl.load(record + 2)
+    first = tl.multiple_of(tl.load(record + 2), TILE)
     end = tl.load(record + 3)
     split = tl.load(record + 4)
     splits = tl.load(record + 5)
@@ -120,13 +123,13 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     sin = sin_ptr + token * rotary_row_stride
     last_key = end
     table = block_table_ptr + slot * table_row_stride
-    head_offset = head.to(tl.int64) * cache_head_stride
+    head_offset = head * HEAD_STRIDE
     if FUSED:
-        if PDL:
+        if PREFETCH:
             # The first keys are on their way while the queries are waited for.
             key = first + tl.arange(0, TILE)
             block = tl.load(table + key // P, mask=key < end, other=0).to(tl.int64)
-            begin = block * cache_block_stride + (key % P) * cache_offset_stride + head_offset
+            begin = block * BLOCK_STRIDE + ((key % P) * OFFSET_STRIDE + head_offset)
             row_bytes: tl.constexpr = D * k_cache_ptr.dtype.element_ty.primitive_bitwidth // 8
             prefetch_rows(k_cache_ptr + begin, key < end, row_bytes)
             prefetch_rows(v_cache_ptr + begin, key < end, row_bytes)
@@ -145,7 +148,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         key = start + tl.arange(0, TILE)
         is_key = key < last_key
         block = tl.load(table + key // P, mask=is_key, other=0).to(tl.int64)
-        at = block * cache_block_stride + (key % P) * cache_offset_stride + head_offset
+        at = block * BLOCK_STRIDE + ((key % P) * OFFSET_STRIDE + head_offset)
         at = at[:, None] + d[None, :]
         k = tl.load(k_cache_ptr + at, mask=is_key[:, None], other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
@@ -169,7 +172,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             own_v = own_v.to(v_cache_ptr.dtype.element_ty)
             own_slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
             if own_slot >= 0:
-                to = own_slot // P * cache_block_stride + own_slot % P * cache_offset_stride
+                to = own_slot // P * BLOCK_STRIDE + own_slot % P * OFFSET_STRIDE
                 to_dims = to + head_offset + one * D + d[None, :]
                 tl.store(k_cache_ptr + to_dims, own_k)
                 tl.store(v_cache_ptr + to_dims, own_v)
@@ -289,7 +292,7 @@ def decode_attention(
     has_norm = rotary is not None and rotary.weight is not None
     group = triton.next_power_of_2(group_size)
     num_warps, num_stages = launch_shape(q.shape[0])
-    _decode_kernel[(num_items, num_kv_heads)](
+    _decode_kernel[(num_kv_heads, num_items)](
         q,
         rotary.weight if rotary is not None and rotary.weight is not None else q,
         lse if rotary is None else rotary.cos,
@@ -307,15 +310,15 @@ def decode_attention(
         q.stride(0),
         0 if rotary is None else rotary.cos.stride(0),
         block_table.stride(0),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
         softmax_scale * LOG2_E,
         0.0 if rotary is None else rotary.eps,
         HK=num_kv_heads,
         G=group_size,
         D=head_dim,
         P=block_size,
+        BLOCK_STRIDE=k_cache.stride(0),
+        OFFSET_STRIDE=k_cache.stride(1),
+        HEAD_STRIDE=k_cache.stride(2),
         TILE=KEYS_PER_TILE,
         ROWS=max(MIN_DOT_ROWS, group),
         GROUP=group,
@@ -323,5 +326,6 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FUSED=is_fused,
         HAS_NORM=has_norm,
+        PREFETCH=PREFETCH and uses_pdl(q.device),
         **launch_options(q.device, num_warps=num_warps, num_stages=num_stages),
     )

@@ -84,13 +84,15 @@ class TritonAttention:
         batch: ForwardBatch,
         softmax_scale: float,
     ) -> Tensor | None:
-        """Norm, rotate, store and attend in one launch; None for a step that is not all decode."""
-        from nvcli.kernels.decode_attention import decode_attention
+        """Norm, rotate, store and attend in one launch; None for a step that is not all decode, or
+        of so many rows that a leaner kernel of attention is worth more than a launch.
+        """
+        from nvcli.kernels.decode_attention import MAX_FUSED_ROWS, decode_attention
 
         num_tokens, num_all, head_dim = qkv.shape
         num_kv_heads = k_cache.shape[2]
         num_heads = num_all - 2 * num_kv_heads
-        if not self._is_decode(num_tokens, batch):
+        if num_tokens > MAX_FUSED_ROWS or not self._is_decode(num_tokens, batch):
             return None
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
         if batch.plan is None:

@@ -19,6 +19,7 @@ CASES: dict[str, list[tuple[int, int]]] = {
     "ragged decoding": [(1, n) for n in (1, 64, 65, 700, 16, 15, 128)],
     "one prompt": [(70, 70)],
     "one chunk": [(5, 140)],
+    "many decoding, sorted": [(1, 1 + (i * 37) % 90) for i in range(40)],
     "mixed": [(1, 9), (66, 66), (1, 300), (3, 210), (1, 64), (2, 2)],
 }
 # query heads, KV heads, head_dim, block size
