@@ -9,17 +9,14 @@ so that launching costs what it costs inside a captured step. Appends a row to
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
-
-os.environ.setdefault("NVCLI_KERNELS", "triton")
 
 import torch
 
 from benchmarks.rows import write_row
 from nvcli import kernels
-from nvcli.kernels import launch, rotary_store, sampling, skinny
+from nvcli.kernels import launch, rotary_store, sampling
 from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.forward_batch import ForwardBatch
 
@@ -114,19 +111,17 @@ def measure_products(rows: int) -> dict[str, Any]:
 
     moved = sum(w.nbytes for layer in weights for w in layer.values())
     found = {}
-    skinny.set_rows(skinny.MAX_ROWS)
     for name, choice, pdl in (
-        ("ours", "triton", True),
-        ("without_pdl", "triton", False),
+        ("ours", "auto", True),
+        ("without_pdl", "auto", False),
         ("cublas", "reference", False),
     ):
         kernels.set_kernels(choice)
         launch.set_pdl(pdl)
         seconds = seconds_in_graph(body)
         found[name] = {"us": seconds * 1e6, "gb_s": moved / seconds / 1e9}
-    kernels.set_kernels("triton")
+    kernels.set_kernels("auto")
     launch.set_pdl(True)
-    skinny.set_rows(0)
     return found
 
 

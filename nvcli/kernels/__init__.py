@@ -3,7 +3,7 @@
 Every op has a plain version in `reference.py` that says what it means. Faster versions replace it
 where they fit: Triton kernels for CUDA tensors, `cpu.py` for the CPU. `NVCLI_KERNELS=reference` in
 the environment, or `set_kernels("reference")`, turns all of them off, to compare or to look for a
-fault; `triton` turns on those that are not proven on a GPU yet.
+fault.
 
 Attention is larger than an op and has its backends in `attention.py`.
 
@@ -25,25 +25,20 @@ from nvcli.kernels import cpu, reference
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHOICES = ("auto", "reference", "triton")
+CHOICES = ("auto", "reference")
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-PROVEN_ON_CUDA = False  # the Triton kernels beside `kv_store`: `auto` takes them once they are
 _use_fast = True
-_use_new = PROVEN_ON_CUDA
 
 
 def set_kernels(choice: str) -> None:
-    """`auto`: the fastest proven version that fits; `reference`: plain PyTorch everywhere;
-    `triton`: every kernel there is.
-    """
-    global _use_fast, _use_new
+    """`auto`: the fastest version that fits; `reference`: plain PyTorch everywhere."""
+    global _use_fast
     if choice not in CHOICES:
         raise UsageError(
             f"NVCLI_KERNELS must be one of {', '.join(CHOICES)}, got {choice!r}",
             param="NVCLI_KERNELS",
         )
     _use_fast = choice != "reference"
-    _use_new = choice == "triton" or (choice == "auto" and PROVEN_ON_CUDA)
 
 
 set_kernels(os.environ.get("NVCLI_KERNELS") or "auto")
@@ -51,19 +46,11 @@ set_kernels(os.environ.get("NVCLI_KERNELS") or "auto")
 
 def uses_triton() -> bool:
     """Whether our Triton kernels run for CUDA tensors."""
-    return _use_new and HAS_TRITON
+    return _use_fast and HAS_TRITON
 
 
 def _use_triton(x: Tensor) -> bool:
     return x.device.type == "cuda" and uses_triton()
-
-
-def fuses_attention(x: Tensor) -> bool:
-    """Whether a decode step's rotary embedding and KV store happen inside attention.
-
-    `NVCLI_FUSED_ATTENTION=0` keeps them apart.
-    """
-    return _use_triton(x) and os.environ.get("NVCLI_FUSED_ATTENTION", "1") != "0"
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
@@ -161,7 +148,7 @@ def norm_swiglu(
     if _use_triton(x):
         from nvcli.kernels import skinny
 
-        if skinny.fits(normed, weight, bias):
+        if skinny.fits(normed, weight, bias, is_swiglu=True):
             return skinny.swiglu(normed, weight), total
     return silu_and_mul(linear(normed, weight, bias)), total
 
@@ -240,7 +227,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     k_cache, v_cache:  [N, P, Hk, D]  written in place; any strides, unit in D
     slot_mapping:      [T] int64      block * P + offset; -1 skips the row
     """
-    if _use_fast and HAS_TRITON and k.device.type == "cuda":
+    if _use_triton(k):
         from nvcli.kernels import kv_store
 
         kv_store.store_kv(k, v, k_cache, v_cache, slot_mapping)

@@ -96,20 +96,12 @@ def attend_qkv(
     batch: ForwardBatch,
     softmax_scale: float,
 ) -> Tensor:
-    """Norm and rotate q and k, store k and v, attend; in one launch where the backend can.
+    """Norm and rotate q and k, store k and v, attend.
 
     qkv:               [T, Hq + 2 Hk, D]
     weight, cos, sin:  as in `kernels.rope_norm_store`
     k_cache, v_cache:  [N, P, Hk, D]   one layer's, written at batch.slot_mapping
     returns            [T, Hq, D]
     """
-    backend = batch.attention
-    if isinstance(backend, TritonAttention) and kernels.fuses_attention(qkv):
-        from nvcli.kernels.decode_attention import Rotary
-
-        rotary = Rotary(weight, cos, sin, eps, batch.slot_mapping)
-        out = backend.forward_qkv(qkv, rotary, k_cache, v_cache, batch, softmax_scale)
-        if out is not None:
-            return out
     q = kernels.rope_norm_store(qkv, weight, cos, sin, eps, k_cache, v_cache, batch.slot_mapping)
-    return backend.forward(q, k_cache, v_cache, batch, softmax_scale)
+    return batch.attention.forward(q, k_cache, v_cache, batch, softmax_scale)

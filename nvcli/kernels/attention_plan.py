@@ -30,16 +30,19 @@ if TYPE_CHECKING:
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
-SMALL_BATCH = 8  # rows
-SMALL_TILES = 4
-SORTED_FROM = 33  # rows: below, all programs start at once
+SORTED_FROM = 33  # rows: fewer all start at once
 
 
 def programs_per_sm(num_rows: int) -> int:
     """At most so many items and KV heads an SM, whatever the lengths. More make a shorter tail, and
     more to merge; and every program of the grid costs, also those that find nothing to do.
     """
-    return 4 if num_rows <= SMALL_BATCH else 8
+    return 4 if num_rows <= 8 else 8
+
+
+def small_tiles(num_rows: int) -> int:
+    """Tiles up to which a chunk grows before two programs an SM are given up."""
+    return 2 if num_rows <= 8 else 4 if num_rows <= 32 else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,9 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
         n = tl.load(cu_seqlens_ptr + row + 1, mask=row < num_rows, other=0) - first
         slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
         is_decode = (row < num_rows) & (n == 1)
-    chunk = _chunk_size(tl.sum(decode_keys.to(tl.int64), axis=0), per_sm, small_tiles, HK, SMS, TILE)
+    chunk = _chunk_size(
+        tl.sum(decode_keys.to(tl.int64), axis=0), per_sm, small_tiles, HK, SMS, TILE
+    )
     chunk = chunk.to(tl.int32)
     splits = tl.where(is_decode, tl.maximum(tl.cdiv(decode_keys, chunk), 1), 0)
     end = tl.cumsum(splits, axis=0)
@@ -191,7 +196,7 @@ def make_plan(
         num_items,
         num_tiles,
         programs_per_sm(num_rows),
-        SMALL_TILES,
+        small_tiles(num_rows),
         HK=num_kv_heads,
         SMS=num_sms,
         TILE=KEYS_PER_TILE,

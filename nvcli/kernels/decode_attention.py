@@ -4,16 +4,11 @@ The bytes of K and V decide its time, so every program reads one KV head's keys 
 query heads that share it, and a long row is cut into splits that run side by side. The splits of a
 row leave their partial softmax in scratch; the one that finishes last merges them, so there is no
 second launch. The order of the merge is fixed: which program does it changes nothing.
-
-Given qkv instead of q, the same kernel norms and rotates its queries itself, takes the step's own
-key and value from qkv, and the program of the last split stores them: what `rotary_store` does,
-with one launch less a layer.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +16,7 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
-from nvcli.kernels.launch import launch_options, uses_pdl
-from nvcli.kernels.prefetch import prefetch_rows
+from nvcli.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,37 +25,12 @@ if TYPE_CHECKING:
 
 LOG2_E = math.log2(math.e)
 MIN_DOT_ROWS = 16  # tensor cores take no fewer
-MAX_FUSED_ROWS = 8  # beyond, the registers it needs cost more than the launch it saves
-PREFETCH = True
 MERGED_AT_ONCE = 32  # parts of one query head each: a tile of so many rows
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _norm_and_rotate(  # type: ignore[no-untyped-def]
-    x_ptrs, weight_ptrs, cos_ptr, sin_ptr, d, mask, eps, D: tl.constexpr, NORM: tl.constexpr
-):
-    """Heads [R, D], each normed with its weights where NORM, then rotated; float32.
-
-    x_ptrs, weight_ptrs: [R, 1], where the heads begin; d: arange(D). sin is negative in its first
-    half, so that the partner of dimension i, at i + D / 2 modulo D, is added.
-    """
-    partner = (d + D // 2) % D
-    x = tl.load(x_ptrs + d[None, :], mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(x_ptrs + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        scale = tl.rsqrt(tl.sum(x * x, axis=1) / D + eps)[:, None]
-        x = x * scale * tl.load(weight_ptrs + d[None, :], mask=mask, other=0.0).to(tl.float32)
-        y = y * scale * tl.load(weight_ptrs + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    return x * tl.load(cos_ptr + d)[None, :] + y * tl.load(sin_ptr + d)[None, :]
-
-
-@triton.jit  # type: ignore[untyped-decorator]
 def _decode_kernel(  # type: ignore[no-untyped-def]
-    q_ptr,  # [T, Hq, D]; FUSED: [T, Hq + 2 Hk, D]
-    weight_ptr,  # FUSED: [Hq + Hk, D]
-    cos_ptr,  # FUSED: [T, D] float32
-    sin_ptr,
-    slot_mapping_ptr,  # FUSED: [T] int64
+    q_ptr,  # [T, Hq, D]
     k_cache_ptr,  # [N, P, Hk, D], strided
     v_cache_ptr,
     block_table_ptr,  # [S, M] int32
@@ -72,10 +41,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     lse_ptr,  # [I, Hk, G] float32, base 2
     counters_ptr,  # [B, Hk] int32, zero before and after
     q_row_stride,
-    rotary_row_stride,
     table_row_stride,
     scale_log2,
-    eps,
     HK: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -88,9 +55,6 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
-    FUSED: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    PREFETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. What to do: one record, all of whose numbers are loaded at once, before it is known whether
@@ -117,36 +81,15 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     d = tl.arange(0, D)
     is_head = (g < G)[:, None]
     heads = (head * G + g)[:, None] * D + d[None, :]
-    dtype = out_ptr.dtype.element_ty
-    row_ptr = q_ptr + token * q_row_stride
-    cos = cos_ptr + token * rotary_row_stride
-    sin = sin_ptr + token * rotary_row_stride
-    last_key = end
+    q = tl.load(q_ptr + token * q_row_stride + heads, mask=is_head, other=0.0)
     table = block_table_ptr + slot * table_row_stride
     head_offset = head * HEAD_STRIDE
-    if FUSED:
-        if PREFETCH:
-            # The first keys are on their way while the queries are waited for.
-            key = first + tl.arange(0, TILE)
-            block = tl.load(table + key // P, mask=key < end, other=0).to(tl.int64)
-            begin = block * BLOCK_STRIDE + ((key % P) * OFFSET_STRIDE + head_offset)
-            row_bytes: tl.constexpr = D * k_cache_ptr.dtype.element_ty.primitive_bitwidth // 8
-            prefetch_rows(k_cache_ptr + begin, key < end, row_bytes)
-            prefetch_rows(v_cache_ptr + begin, key < end, row_bytes)
-        mine = (head * G + g)[:, None] * D
-        q = _norm_and_rotate(
-            row_ptr + mine, weight_ptr + mine, cos, sin, d, is_head, eps, D, HAS_NORM
-        ).to(dtype)
-        # The last key of the row is this step's own: it is taken from qkv after the loop.
-        last_key = tl.where(split == splits - 1, end - 1, end)
-    else:
-        q = tl.load(row_ptr + heads, mask=is_head, other=0.0)
     best = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D), tl.float32)
-    for start in range(first, last_key, TILE):
+    for start in range(first, end, TILE):
         key = start + tl.arange(0, TILE)
-        is_key = key < last_key
+        is_key = key < end
         block = tl.load(table + key // P, mask=is_key, other=0).to(tl.int64)
         at = block * BLOCK_STRIDE + ((key % P) * OFFSET_STRIDE + head_offset)
         at = at[:, None] + d[None, :]
@@ -161,28 +104,6 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         acc = acc * shrink[:, None]
         acc += tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
         best = new_best
-    if FUSED:  # noqa: SIM102 - one is decided when it is compiled, the other when it runs
-        if (split == splits - 1) & (end > first):
-            one = tl.arange(0, 1)[:, None]
-            own = (G * HK + head + one) * D
-            own_k = _norm_and_rotate(
-                row_ptr + own, weight_ptr + own, cos, sin, d, one < 1, eps, D, HAS_NORM
-            ).to(k_cache_ptr.dtype.element_ty)
-            own_v = tl.load(row_ptr + own + HK * D + d[None, :])
-            own_v = own_v.to(v_cache_ptr.dtype.element_ty)
-            own_slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
-            if own_slot >= 0:
-                to = own_slot // P * BLOCK_STRIDE + own_slot % P * OFFSET_STRIDE
-                to_dims = to + head_offset + one * D + d[None, :]
-                tl.store(k_cache_ptr + to_dims, own_k)
-                tl.store(v_cache_ptr + to_dims, own_v)
-            score = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), axis=1) * scale_log2
-            top = tl.maximum(best, score)
-            own_weight = tl.exp2(score - top)
-            fade = tl.exp2(best - top)
-            total = total * fade + own_weight
-            acc = acc * fade[:, None] + own_weight[:, None] * own_v.to(tl.float32)
-            best = top
     # Without keys (padding) all is zero, and so is the result.
     mixed = acc / tl.where(total > 0, total, 1.0)[:, None]
     out = out_ptr + token * (HK * G * D) + heads
@@ -230,22 +151,6 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     tl.store(to, result.to(out_ptr.dtype.element_ty), mask=is_member[:, None])
 
 
-@dataclass(frozen=True, slots=True)
-class Rotary:
-    """What a decode step needs to norm, rotate and store from qkv, as `rope_norm_store` has it."""
-
-    weight: Tensor | None  # [Hq + Hk, D]
-    cos: Tensor  # [T, D] float32
-    sin: Tensor  # [T, D] float32
-    eps: float
-    slot_mapping: Tensor  # [T] int64
-
-
-def launch_shape(num_rows: int) -> tuple[int, int]:
-    """Warps a program and stages of its loop, by the tokens of the step."""
-    return (2, 3) if num_rows >= 32 else (4, 3)
-
-
 def decode_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -255,49 +160,35 @@ def decode_attention(
     counters: Tensor,
     softmax_scale: float,
     out: Tensor,
-    rotary: Rotary | None = None,
 ) -> None:
     """Attention of the plan's rows of one token, into `out`. Reference:
-    `reference.paged_attention`, with rotary after `reference.rope_norm_store`.
+    `reference.paged_attention`.
 
-    q:                 [T, Hq, D], or qkv [T, Hq + 2 Hk, D] with rotary; any row stride
+    q:                 [T, Hq, D]      any row stride
     out:               [T, Hq, D]      rows of more tokens stay as they are
-    k_cache, v_cache:  [N, P, Hk, D]   equal strides, unit in D; P and D powers of two; written
-                                       where rotary is given
+    k_cache, v_cache:  [N, P, Hk, D]   equal strides, unit in D; P and D powers of two
     block_table:       [S, M] int32
     counters:          [B, Hk] int32, or longer; zeros, and zeros again afterwards
 
-    Reads 2 K Hk D elements for K keys of all rows together. Grid: items by KV heads.
+    Reads 2 K Hk D elements for K keys of all rows together. Grid: KV heads by items.
     """
     num_heads, head_dim = out.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
     group_size = num_heads // num_kv_heads
     num_items = plan.items.shape[0]
-    is_fused = rotary is not None
-    assert q.shape[1] == num_heads + 2 * num_kv_heads * is_fused, "queries alone, or all of qkv"
     assert k_cache.stride() == v_cache.stride(), "K and V caches differ in layout"
     assert k_cache.stride(3) == q.stride(2) == block_table.stride(1) == 1, "D must be contiguous"
     assert q.stride(1) == head_dim, "heads must be contiguous"
     assert out.is_contiguous(), "the output must be contiguous"
     assert head_dim & (head_dim - 1) == 0, "head_dim must be a power of two"
     assert block_size & (block_size - 1) == 0, "the block size must be a power of two"
-    if rotary is not None:
-        assert rotary.cos.stride() == rotary.sin.stride(), "cos and sin differ in layout"
-        assert rotary.cos.stride(1) == 1, "D must be contiguous"
-        assert rotary.weight is None or rotary.weight.is_contiguous(), "weights must be contiguous"
     partial = torch.empty(
         (num_items, num_kv_heads, group_size, head_dim), dtype=torch.float32, device=q.device
     )
     lse = torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device)
-    has_norm = rotary is not None and rotary.weight is not None
     group = triton.next_power_of_2(group_size)
-    num_warps, num_stages = launch_shape(q.shape[0])
     _decode_kernel[(num_kv_heads, num_items)](
         q,
-        rotary.weight if rotary is not None and rotary.weight is not None else q,
-        lse if rotary is None else rotary.cos,
-        lse if rotary is None else rotary.sin,
-        plan.items if rotary is None else rotary.slot_mapping,
         k_cache,
         v_cache,
         block_table,
@@ -308,10 +199,8 @@ def decode_attention(
         lse,
         counters,
         q.stride(0),
-        0 if rotary is None else rotary.cos.stride(0),
         block_table.stride(0),
         softmax_scale * LOG2_E,
-        0.0 if rotary is None else rotary.eps,
         HK=num_kv_heads,
         G=group_size,
         D=head_dim,
@@ -324,8 +213,5 @@ def decode_attention(
         GROUP=group,
         MERGE=max(1, MERGED_AT_ONCE // group),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        FUSED=is_fused,
-        HAS_NORM=has_norm,
-        PREFETCH=PREFETCH and uses_pdl(q.device),
-        **launch_options(q.device, num_warps=num_warps, num_stages=num_stages),
+        **launch_options(q.device, num_warps=2, num_stages=3),
     )

@@ -1,4 +1,4 @@
-"""Triton kernels: matrix products of one to eight rows, where reading the weights is all the time.
+"""Triton kernels: one row times a matrix, where reading the weights is all the time.
 
 A GEMM library leaves most of the bandwidth unused here: each call is over before its pipeline is
 full, and it waits for its predecessor to end before it starts. Here a program owns a few rows of W
@@ -11,7 +11,8 @@ kernels: qkv with norm, rotary store, attention, o, gate and up with norm and Sw
     silu(gate) * up of the same     norm_swiglu
     y = x W^T                       linear
 
-Sums are float32. The norm's result is rounded as the separate kernel rounds it.
+Sums are float32. The norm's result is rounded as the separate kernel rounds it. More rows are
+`skinny`'s.
 """
 
 from __future__ import annotations
@@ -27,13 +28,10 @@ from nvcli.kernels.launch import launch_options
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_ROWS = 8
 MAX_WHOLE = 4096  # columns that one tile holds; longer rows are walked in pieces
 PIECE = 1024
 MANY_OUTPUTS = 32_768  # an LM head: enough programs even if each does more
-# Every program reads all of x, from the cache: beyond so many elements that outweighs its weights.
-MAX_NORM_INPUT = 8192
-MAX_INPUT = 32_768
+MAX_NORM_COLUMNS = 8192  # every program norms all of x: beyond, that outweighs its weights
 
 
 @triton.jit
@@ -42,20 +40,18 @@ def _dot_rows(w, x):  # type: ignore[no-untyped-def]
     return tl.sum(w.to(tl.float32) * x[None, :], axis=1)
 
 
-@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
 def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,  # [T, K]
-    residual_ptr,  # [T, K]
+    x_ptr,  # [K]
+    residual_ptr,  # [K]
     norm_ptr,  # [K]
     w_ptr,  # [N, K], or [2 N, K] with SwiGLU: gate, then up
-    y_ptr,  # [T, N]
-    total_ptr,  # [T, K]
-    num_rows,
+    y_ptr,  # [N]
+    total_ptr,  # [K]
     eps,
     N: tl.constexpr,
     K: tl.constexpr,
     K_POW2: tl.constexpr,
-    ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
@@ -77,45 +73,30 @@ def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    # 2. Row by row: the sum, its norm, and the products. The first program keeps the sum.
-    for row in tl.static_range(ROWS):
-        if row < num_rows:
-            x = tl.load(x_ptr + row * K + k, mask=is_k, other=0.0).to(tl.float32)
-            if HAS_RESIDUAL:
-                residual = tl.load(residual_ptr + row * K + k, mask=is_k, other=0.0)
-                total = (x + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
-                if tl.program_id(0) == 0:
-                    tl.store(total_ptr + row * K + k, total, mask=is_k)
-                x = total.to(tl.float32)
-            scale = tl.rsqrt(tl.sum(x * x, axis=0) / K + eps)
-            x = (x * scale * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
-            y = _dot_rows(w, x)
-            if SWIGLU:
-                y = y * tl.sigmoid(y) * _dot_rows(up, x)
-            tl.store(y_ptr + row * N + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
+    # 2. The sum, its norm, and the products. The first program keeps the sum.
+    x = tl.load(x_ptr + k, mask=is_k, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        residual = tl.load(residual_ptr + k, mask=is_k, other=0.0)
+        total = (x + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
+        if tl.program_id(0) == 0:
+            tl.store(total_ptr + k, total, mask=is_k)
+        x = total.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / K + eps)
+    x = (x * scale * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
+    y = _dot_rows(w, x)
+    if SWIGLU:
+        y = y * tl.sigmoid(y) * _dot_rows(up, x)
+    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _add_piece(y, w, x_ptrs, is_k, num_rows, K: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """y [ROWS, N] + x w^T, with x [ROWS, piece of K] at x_ptrs and w [N, piece of K]."""
-    row = tl.arange(0, ROWS)[:, None]
-    for i in tl.static_range(ROWS):
-        # rows beyond the last repeat it, and are not stored
-        x = tl.load(x_ptrs + tl.minimum(i, num_rows - 1) * K, mask=is_k, other=0.0)
-        y += tl.where(row == i, _dot_rows(w, x.to(tl.float32))[None, :], 0.0)
-    return y
-
-
-@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _gemv_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,  # [T, K]
+    x_ptr,  # [K]
     w_ptr,  # [N, K]
-    y_ptr,  # [T, N]
-    num_rows,
+    y_ptr,  # [N]
     N: tl.constexpr,
     K: tl.constexpr,
     PIECE: tl.constexpr,
-    ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -123,7 +104,6 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    row = tl.arange(0, ROWS)
     k = tl.arange(0, PIECE)
     is_n = (n < N)[:, None]
     at = n[:, None].to(tl.int64) * K + k[None, :]
@@ -131,8 +111,8 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    # 2. Piece by piece, all rows of x against it: [ROWS, OUTPUTS].
-    y = _add_piece(tl.zeros((ROWS, OUTPUTS), tl.float32), w, x_ptr + k, k < K, num_rows, K, ROWS)
+    # 2. Piece by piece, x against it.
+    y = _dot_rows(w, tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32))
     for start in range(PIECE, K, PIECE):
         is_k = start + k < K
         w = tl.load(
@@ -141,20 +121,17 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
             other=0.0,
             eviction_policy="evict_first",
         )
-        y = _add_piece(y, w, x_ptr + start + k, is_k, num_rows, K, ROWS)
-    to = y_ptr + row[:, None] * N + n[None, :]
-    mask = (row[:, None] < num_rows) & (n[None, :] < N)
-    tl.store(to, y.to(y_ptr.dtype.element_ty), mask=mask)
+        y += _dot_rows(w, tl.load(x_ptr + start + k, mask=is_k, other=0.0).to(tl.float32))
+    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None, *, has_norm: bool) -> bool:
-    """Whether these kernels take the product and are the faster way: few rows, 16 bits, no bias."""
-    num_rows = x.shape[0]
-    if bias is not None or not 1 <= num_rows <= MAX_ROWS or x.dtype != weight.dtype:
+    """Whether these kernels take the product: one row, 16 bits, no bias."""
+    if bias is not None or x.shape[0] != 1 or x.dtype != weight.dtype:
         return False
-    size = triton.next_power_of_2(num_rows) * triton.next_power_of_2(x.shape[1])
-    is_small = size <= (MAX_NORM_INPUT if has_norm else MAX_INPUT)
-    return is_small and x.is_contiguous() and weight.is_contiguous()
+    if has_norm and x.shape[1] > MAX_NORM_COLUMNS:
+        return False
+    return x.is_contiguous() and weight.is_contiguous()
 
 
 def norm_linear(
@@ -162,7 +139,7 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """(norm(x + residual) W^T, x + residual). Reference: `reference.norm_linear`.
 
-    x, residual:  [T, K], T at most MAX_ROWS; without residual the second result is x
+    x, residual:  [1, K]; without residual the second result is x
     norm_weight:  [K]
     weight:       [N, K]
 
@@ -177,7 +154,7 @@ def norm_swiglu(
     """(silu(gate) * up, x + residual), gate and up being norm(x + residual) W^T. Reference:
     `reference.norm_swiglu`.
 
-    weight: [2F, K], gate above up; the rest as in `norm_linear`; the first result is [T, F]
+    weight: [2F, K], gate above up; the rest as in `norm_linear`; the first result is [1, F]
     """
     return _launch_norm(x, residual, norm_weight, eps, weight, weight.shape[0] // 2, is_swiglu=True)
 
@@ -193,14 +170,12 @@ def _launch_norm(
     is_swiglu: bool,
 ) -> tuple[Tensor, Tensor]:
     num_rows, size = x.shape
-    assert num_rows <= MAX_ROWS, "few rows"
+    assert num_rows == 1, "one row"
     assert weight.shape[1] == norm_weight.shape[0] == size, "shapes differ"
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(x)
-    rows = triton.next_power_of_2(num_rows)
     width = triton.next_power_of_2(size)
-    # With more rows of x to read, a program should have more rows of W for them.
-    outputs = max(4 if width <= 1024 else 2, rows if is_swiglu else 2 * rows)
+    outputs = 4 if width <= 1024 else 2
     _norm_gemv_kernel[(triton.cdiv(num_outputs, outputs),)](
         x,
         x if residual is None else residual,
@@ -208,12 +183,10 @@ def _launch_norm(
         weight,
         y,
         total,
-        num_rows,
         eps,
         N=num_outputs,
         K=size,
         K_POW2=width,
-        ROWS=rows,
         OUTPUTS=outputs,
         HAS_RESIDUAL=residual is not None,
         SWIGLU=is_swiglu,
@@ -225,33 +198,30 @@ def _launch_norm(
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """x W^T. Reference: `reference.linear`.
 
-    x:       [T, K], T at most MAX_ROWS
+    x:       [1, K]
     weight:  [N, K]
-    out:     [T, N], contiguous; made where it is not given
+    out:     [1, N], contiguous; made where it is not given
 
     Reads N K elements of weights once.
     """
     num_rows, size = x.shape
-    assert num_rows <= MAX_ROWS, "few rows"
+    assert num_rows == 1, "one row"
     num_outputs = weight.shape[0]
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device) if out is None else out
     assert y.is_contiguous(), "the output must be contiguous"
     assert y.shape == (num_rows, num_outputs), "the output has another shape"
-    rows = triton.next_power_of_2(num_rows)
     width = triton.next_power_of_2(size)
     piece = width if width <= MAX_WHOLE else PIECE
-    outputs = max(4 if piece <= 1024 else 2, rows)
+    outputs = 4 if piece <= 1024 else 2
     if num_outputs >= MANY_OUTPUTS:
-        outputs = max(outputs, 2 * min(outputs, 4))
+        outputs *= 2
     _gemv_kernel[(triton.cdiv(num_outputs, outputs),)](
         x,
         weight,
         y,
-        num_rows,
         N=num_outputs,
         K=size,
         PIECE=piece,
-        ROWS=rows,
         OUTPUTS=outputs,
         **launch_options(x.device, num_warps=_num_warps(outputs * piece)),
     )

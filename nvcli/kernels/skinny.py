@@ -1,16 +1,14 @@
-"""Triton kernels: matrix products of 9 to 64 rows, between `gemv` and what a library is made for.
+"""Triton kernels: matrix products of two to sixteen rows, where the weights still decide.
 
-Still the weights decide: a tile of W is multiplied with all rows of x at once on the tensor cores,
-so W is read once. Under programmatic dependent launch a program asks for all its weights while its
-predecessor still runs: the first tile into registers, the rest into the L2 cache. Where there are
-few outputs, the columns are split over several programs; they leave float32 parts, and the one that
-finishes last adds them up in order, as in `decode_attention`.
+Like `gemv` a program owns a few rows of W and has all of them in its registers before it waits for
+the activations; unlike it, it multiplies on the tensor cores. The columns are cut into one slice a
+warp: a chain of products over all columns would take longer than reading the weights. So x has to
+be short enough to be held at once, in at most three pieces; longer ones are the library's.
 
     y = x W^T               linear
     silu(gate) * up of it   swiglu
 
-`NVCLI_SKINNY_ROWS` says up to how many rows they are taken; 0, the default until a GPU has shown
-where they are ahead of cuBLAS, leaves them off.
+`NVCLI_SKINNY_ROWS` says up to how many rows they are taken; 0 leaves them off.
 """
 
 from __future__ import annotations
@@ -22,19 +20,16 @@ import torch
 import triton
 import triton.language as tl
 
-from nvcli.kernels.gemv import MAX_ROWS as MAX_GEMV_ROWS
 from nvcli.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_ROWS = 64  # that fit one tile
-PIECE = 128  # columns multiplied at a time
-MIN_PROGRAMS = 128  # aimed at by splitting the columns
-MAX_SPLITS = 4
-LINE = 64  # elements of two bytes in a cache line
-_enabled_rows = int(os.environ.get("NVCLI_SKINNY_ROWS") or 0)
-_counters: dict[torch.device, Tensor] = {}
+MAX_ROWS = 16  # of a tensor core's tile: more would be two
+MAX_PIECE = 2048  # columns held as one tile
+MAX_COLUMNS = 3072
+MIN_SLICE = 16  # columns a tensor core takes
+_enabled_rows = int(os.environ.get("NVCLI_SKINNY_ROWS") or MAX_ROWS)
 
 
 def set_rows(limit: int) -> None:
@@ -44,25 +39,16 @@ def set_rows(limit: int) -> None:
 
 
 @triton.jit
-def _prefetch(pointers, mask):  # type: ignore[no-untyped-def]
-    """Ask for these cache lines; nothing waits for them. Masked lanes repeat the first one."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [tl.where(mask, pointers.to(tl.int64), tl.min(pointers.to(tl.int64)))],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+def _load_weights(w_ptr, n, k, N, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows n [R] of W, columns k [S, C] -> [S, R, C]."""
+    at = n[None, :, None].to(tl.int64) * K + k[:, None, :]
+    return tl.load(w_ptr + at, mask=(n < N)[None, :, None], other=0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _finish(y_ptr, gate, up, row, n, mask, N: tl.constexpr, SWIGLU: tl.constexpr):  # type: ignore[no-untyped-def]
-    y = gate
-    if SWIGLU:
-        y = gate * tl.sigmoid(gate) * up
-    to = y_ptr + row[:, None].to(tl.int64) * N + n[None, :]
-    tl.store(to, y.to(y_ptr.dtype.element_ty), mask=mask)
+@triton.jit
+def _product(x, w, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[S, M, C], [S, R, C] -> [S, M, R] float32: a slice a warp."""
+    return tl.dot(x, tl.permute(w, (0, 2, 1)), input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -70,86 +56,70 @@ def _skinny_kernel(  # type: ignore[no-untyped-def]
     x_ptr,  # [T, K]
     w_ptr,  # [N, K], or [2 N, K] with SwiGLU: gate, then up
     y_ptr,  # [T, N]
-    parts_ptr,  # [SPLITS, T, N] float32
-    counters_ptr,  # [programs] int32, zero before and after
     num_rows,
     N: tl.constexpr,
     K: tl.constexpr,
     PIECE: tl.constexpr,
-    LINE: tl.constexpr,
+    PIECES: tl.constexpr,
+    SLICES: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
-    SPLITS: tl.constexpr,
     SWIGLU: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # 1. The first piece of the weights into registers, all lines of the others into the L2 cache.
+    # 1. The weights, before anything is waited for.
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    SHARE: tl.constexpr = (K // PIECE + SPLITS - 1) // SPLITS * PIECE
+    WIDTH: tl.constexpr = PIECE // SLICES
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    row = tl.arange(0, ROWS)
-    first = tl.program_id(1) * SHARE
-    end = tl.minimum(first + SHARE, K)
-    k = first + tl.arange(0, PIECE)
-    is_n = n < N
-    at = n[:, None].to(tl.int64) * K + k[None, :]
-    w = tl.load(w_ptr + at, mask=is_n[:, None], other=0.0)
-    up_w = w
+    k = tl.arange(0, SLICES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    w = _load_weights(w_ptr, n, k, N, K)
+    w_2, w_3, up_w = w, w, w
+    if PIECES > 1:
+        w_2 = _load_weights(w_ptr, n, PIECE + k, N, K)
+    if PIECES > 2:
+        w_3 = _load_weights(w_ptr, n, 2 * PIECE + k, N, K)
     if SWIGLU:
-        up_w = tl.load(w_ptr + N * K + at, mask=is_n[:, None], other=0.0)
+        up_w = _load_weights(w_ptr + N * K, n, k, N, K)
     if PDL:
-        line = tl.arange(0, PIECE // LINE) * LINE
-        for start in range(first + PIECE, end, PIECE):
-            lines = w_ptr + n[:, None].to(tl.int64) * K + start + line[None, :]
-            _prefetch(lines, is_n[:, None] & (line[None, :] < PIECE))
-            if SWIGLU:
-                _prefetch(lines + N * K, is_n[:, None] & (line[None, :] < PIECE))
         tl.extra.cuda.gdc_wait()
 
-    # 2. All rows of x against them, piece by piece.
-    is_row = row < num_rows
-    x_rows = x_ptr + row[:, None].to(tl.int64) * K
-    x = tl.load(x_rows + k[None, :], mask=is_row[:, None], other=0.0)
-    y = tl.dot(x, tl.trans(w), input_precision=PRECISION)
-    up = y
+    # 2. All rows of x against them, and the sum over the slices.
+    row = tl.arange(0, ROWS)
+    is_row = (row < num_rows)[None, :, None]
+    x_ptrs = x_ptr + row[None, :, None] * K + k[:, None, :]
+    x = tl.load(x_ptrs, mask=is_row, other=0.0)
+    parts = _product(x, w, PRECISION)
+    if PIECES > 1:
+        parts += _product(tl.load(x_ptrs + PIECE, mask=is_row, other=0.0), w_2, PRECISION)
+    if PIECES > 2:
+        parts += _product(tl.load(x_ptrs + 2 * PIECE, mask=is_row, other=0.0), w_3, PRECISION)
+    y = tl.sum(parts, axis=0)
     if SWIGLU:
-        up = tl.dot(x, tl.trans(up_w), input_precision=PRECISION)
-    for start in range(first + PIECE, end, PIECE):
-        k = start + tl.arange(0, PIECE)
-        at = n[:, None].to(tl.int64) * K + k[None, :]
-        x = tl.load(x_rows + k[None, :], mask=is_row[:, None], other=0.0)
-        w = tl.load(w_ptr + at, mask=is_n[:, None], other=0.0)
-        y = tl.dot(x, tl.trans(w), y, input_precision=PRECISION)
-        if SWIGLU:
-            up_w = tl.load(w_ptr + N * K + at, mask=is_n[:, None], other=0.0)
-            up = tl.dot(x, tl.trans(up_w), up, input_precision=PRECISION)
-    mask = is_row[:, None] & is_n[None, :]
-    if SPLITS == 1:
-        _finish(y_ptr, y, up, row, n, mask, N, SWIGLU)
-    else:
-        # 3. Leave the part; the last one adds all of them, in order, and clears the count.
-        tl.static_assert(not SWIGLU, "SwiGLU is not split")
-        part = parts_ptr + row[:, None].to(tl.int64) * N + n[None, :]
-        size = num_rows.to(tl.int64) * N
-        tl.store(part + tl.program_id(1) * size, y, mask=mask)
-        tl.debug_barrier()
-        counter = counters_ptr + tl.program_id(0)
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
-            tl.store(counter, 0)
-            total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-            for split in tl.static_range(SPLITS):
-                total += tl.load(part + split * size, mask=mask, other=0.0, cache_modifier=".cg")
-            _finish(y_ptr, total, total, row, n, mask, N, False)
+        y = y * tl.sigmoid(y) * tl.sum(_product(x, up_w, PRECISION), axis=0)
+    to = y_ptr + row[:, None].to(tl.int64) * N + n[None, :]
+    mask = (row < num_rows)[:, None] & (n < N)[None, :]
+    tl.store(to, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether these kernels take the product: 16 bits, no bias, switched on for so many rows."""
+def _pieces(size: int) -> int:
+    """In how many pieces so many columns are held; 0: in none that would do."""
+    for pieces in (1, 2, 3) if size <= MAX_COLUMNS else ():
+        piece = size // pieces
+        is_even = piece * pieces == size and piece & (piece - 1) == 0
+        if is_even and 4 * MIN_SLICE <= piece <= MAX_PIECE:
+            return pieces
+    return 0
+
+
+def fits(x: Tensor, weight: Tensor, bias: Tensor | None, *, is_swiglu: bool = False) -> bool:
+    """Whether these kernels take the product: few rows and columns, 16 bits, no bias."""
+    pieces = _pieces(x.shape[1])
     return (
         bias is None
-        and MAX_GEMV_ROWS < x.shape[0] <= _enabled_rows
-        and x.shape[1] % PIECE == 0
+        and 1 < x.shape[0] <= _enabled_rows
+        and (pieces == 1 if is_swiglu else pieces > 0)
         and x.is_contiguous()
         and weight.is_contiguous()
         and x.dtype == weight.dtype
@@ -159,7 +129,7 @@ def fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """x W^T. Reference: `reference.linear`.
 
-    x:       [T, K], T at most MAX_ROWS, K a multiple of PIECE
+    x:       [T, K], T at most MAX_ROWS, K one to three times a power of two, at most MAX_COLUMNS
     weight:  [N, K]
     out:     [T, N], contiguous; made where it is not given
 
@@ -171,7 +141,7 @@ def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
 def swiglu(x: Tensor, weight: Tensor) -> Tensor:
     """silu(gate) * up, both from x W^T. Reference: `reference.silu_and_mul` of `reference.linear`.
 
-    x:        [T, K], as in `linear`
+    x:        [T, K], K a power of two of at most MAX_PIECE
     weight:   [2F, K], gate above up
     returns   [T, F]
     """
@@ -182,44 +152,29 @@ def _launch(
     x: Tensor, weight: Tensor, num_outputs: int, out: Tensor | None, *, is_swiglu: bool
 ) -> Tensor:
     num_rows, size = x.shape
+    pieces = _pieces(size)
     assert num_rows <= MAX_ROWS, "few rows"
-    assert size % PIECE == 0 == weight.shape[1] - size, "columns in whole pieces"
-    device = x.device
-    y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=device) if out is None else out
+    assert pieces == 1 if is_swiglu else pieces > 0, "columns that can be held"
+    assert weight.shape[1] == size, "shapes differ"
+    y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device) if out is None else out
     assert y.is_contiguous(), "the output must be contiguous"
     assert y.shape == (num_rows, num_outputs), "the output has another shape"
-    outputs = 16 if num_outputs <= 2048 or is_swiglu else 32
-    programs = triton.cdiv(num_outputs, outputs)
-    splits = 1
-    while not is_swiglu and splits < MAX_SPLITS and programs * splits < MIN_PROGRAMS:
-        splits *= 2
-    if size // PIECE < 2 * splits:
-        splits = 1
-    parts = y
-    if splits > 1:
-        parts = torch.empty((splits, num_rows, num_outputs), dtype=torch.float32, device=device)
-    _skinny_kernel[(programs, splits)](
+    num_warps = 4 if size <= 1024 else 8
+    outputs = 32 if num_outputs >= 4096 and size <= 1024 and not is_swiglu else 16
+    _skinny_kernel[(triton.cdiv(num_outputs, outputs),)](
         x,
         weight,
         y,
-        parts,
-        _counters_on(device),
         num_rows,
         N=num_outputs,
         K=size,
-        PIECE=PIECE,
-        LINE=LINE,
-        ROWS=max(16, triton.next_power_of_2(num_rows)),
+        PIECE=size // pieces,
+        PIECES=pieces,
+        SLICES=min(num_warps, size // pieces // MIN_SLICE),
+        ROWS=MAX_ROWS,
         OUTPUTS=outputs,
-        SPLITS=splits,
         SWIGLU=is_swiglu,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        **launch_options(device, num_warps=4, num_stages=4),
+        **launch_options(x.device, num_warps=num_warps),
     )
     return y
-
-
-def _counters_on(device: torch.device) -> Tensor:
-    if device not in _counters:
-        _counters[device] = torch.zeros(4096, dtype=torch.int32, device=device)
-    return _counters[device]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nvcli.kernels.attention_plan import AttentionPlan
-    from nvcli.kernels.decode_attention import Rotary
     from nvcli.layers.forward_batch import ForwardBatch
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -73,34 +72,6 @@ class TritonAttention:
             )
         if plan.has_prefill:
             prefill_attention(q, k_cache, v_cache, batch.block_table, plan, softmax_scale, out)
-        return out
-
-    def forward_qkv(
-        self,
-        qkv: Tensor,  # [T, Hq + 2 Hk, D]
-        rotary: Rotary,
-        k_cache: Tensor,  # [N, P, Hk, D], written
-        v_cache: Tensor,
-        batch: ForwardBatch,
-        softmax_scale: float,
-    ) -> Tensor | None:
-        """Norm, rotate, store and attend in one launch; None for a step that is not all decode, or
-        of so many rows that a leaner kernel of attention is worth more than a launch.
-        """
-        from nvcli.kernels.decode_attention import MAX_FUSED_ROWS, decode_attention
-
-        num_tokens, num_all, head_dim = qkv.shape
-        num_kv_heads = k_cache.shape[2]
-        num_heads = num_all - 2 * num_kv_heads
-        if num_tokens > MAX_FUSED_ROWS or not self._is_decode(num_tokens, batch):
-            return None
-        out = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-        if batch.plan is None:
-            batch.plan = self._make_plan(out, num_kv_heads, batch)
-        plan = cast("AttentionPlan", batch.plan)
-        counters = self._counters_for(num_tokens * num_kv_heads, qkv.device)
-        table = batch.block_table
-        decode_attention(qkv, k_cache, v_cache, table, plan, counters, softmax_scale, out, rotary)
         return out
 
     @staticmethod

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from nvcli import LLM, Message, SamplingParams, kernels
+from nvcli import LLM, Message, SamplingParams
 from tests.kernels.triton_testing import needs_triton
 
 pytestmark = [pytest.mark.gpu, needs_triton, pytest.mark.timeout(600)]
@@ -26,13 +25,6 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def all_kernels() -> Iterator[None]:
-    kernels.set_kernels("triton")
-    yield
-    kernels.set_kernels("auto")
-
-
 def generate(**options: Any) -> list[list[int]]:
     with LLM("demo", device="cuda", num_blocks=2000, **options) as llm:
         prompts = [llm.tokenizer.encode_chat([Message("user", q)]) for q in QUESTIONS]
@@ -45,7 +37,6 @@ def generate(**options: Any) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def usual() -> list[list[int]]:
-    kernels.set_kernels("triton")
     return generate()
 
 

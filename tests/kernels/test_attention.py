@@ -166,10 +166,11 @@ def pretend_device(monkeypatch: pytest.MonkeyPatch, *, capability: tuple[int, in
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
-def test_auto_on_hopper_without_flash_attention_says_what_to_install(
+def test_auto_on_hopper_without_triton_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend_device(monkeypatch, capability=(9, 0))
+    monkeypatch.setattr("nvcli.kernels.HAS_TRITON", False)
     assert select("auto", device=torch.device("cuda")) == (
         "torch",
         "torch, slow on CUDA; no fa3: it is not installed (pip install 'nvcli[fa3]'); "
@@ -177,9 +178,8 @@ def test_auto_on_hopper_without_flash_attention_says_what_to_install(
     )
 
 
-def test_auto_takes_our_kernels_where_they_are_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_device(monkeypatch, capability=(9, 0))
-    monkeypatch.setattr("nvcli.kernels._use_new", True)
     monkeypatch.setattr("nvcli.kernels.HAS_TRITON", True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     name, reason = select("auto", device=torch.device("cuda"))

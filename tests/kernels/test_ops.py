@@ -144,4 +144,4 @@ def test_store_kv_rounds_to_the_caches_dtype() -> None:
 def test_unknown_choice() -> None:
     with pytest.raises(UsageError) as caught:
         kernels.set_kernels("fast")
-    assert str(caught.value) == "NVCLI_KERNELS must be one of auto, reference, triton, got 'fast'"
+    assert str(caught.value) == "NVCLI_KERNELS must be one of auto, reference, got 'fast'"
