@@ -131,16 +131,16 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench throughput")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --requests --duration --warmup --slo --in-len --out-len --data --prefix --cache --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--seed) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--requests|--duration|--slo|--in-len|--out-len|--data|--prefix|--seed) kind=free ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
-                --cache) kind=words words="cold keep" ;;
                 --warmup) kind=words words="auto" ;;
+                --cache) kind=words words="cold keep" ;;
                 --out|--log-file|--config) kind=files ;;
                 --color) kind=words words="auto always never" ;;
                 --profile) kind=profiles ;;
@@ -163,13 +163,13 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --repeat --seed --served-model-name --gpu-metrics --self-test --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --repeat --self-test --in-len --out-len --data --prefix --cache --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--repeat|--seed|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--repeat|--in-len|--out-len|--data|--prefix|--seed|--slo|--timeout|--served-model-name) kind=free ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --trace|--out|--log-file|--config) kind=files ;;
                 --cache) kind=words words="cold keep" ;;
@@ -178,13 +178,13 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench sweep")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --seed --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--concurrencies|--rates|--arrival|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--seed|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--concurrencies|--rates|--arrival|--duration|--in-len|--out-len|--data|--prefix|--seed|--slo|--timeout|--served-model-name) kind=free ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --cache) kind=words words="cold keep" ;;
                 --warmup) kind=words words="auto" ;;

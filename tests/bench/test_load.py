@@ -16,17 +16,8 @@ import pytest
 
 from nvcli.bench import metrics
 from nvcli.bench.children import stub_server
-from nvcli.bench.client import (
-    Client,
-    Endpoint,
-    EventReader,
-    Load,
-    LoadResult,
-    LoadRun,
-    new_record,
-    probe,
-    take_event,
-)
+from nvcli.bench.client import Client, Endpoint, EventReader, new_record, probe, take_event
+from nvcli.bench.load_run import Load, LoadResult, LoadRun
 from nvcli.bench.online import Options, Point, Session, Target, server_flags
 from nvcli.bench.record import RequestRecord, read_runs
 from nvcli.bench.selftest import Check
