@@ -195,6 +195,25 @@ StoreOpt = Annotated[
     ),
 ]
 
+McpOpt = Annotated[
+    Path | None,
+    _option(
+        "--mcp",
+        metavar="FILE",
+        group=ACCESS,
+        help="MCP servers that requests may name by label: the usual mcpServers JSON.",
+    ),
+]
+McpAllowOpt = Annotated[
+    list[str] | None,
+    _option(
+        "--mcp-allow",
+        metavar="URL_PREFIX",
+        group=ACCESS,
+        help="Requests may bring MCP servers under this URL; may be given again.",
+    ),
+]
+
 StorageOpt = Annotated[
     Path | None,
     _option(
@@ -233,6 +252,8 @@ def serve(
     ready_file: ReadyFileOpt = None,
     api_key_file: KeyFileOpt = None,
     cors_origin: CorsOpt = None,
+    mcp: McpOpt = None,
+    mcp_allow: McpAllowOpt = None,
     metrics: MetricsOpt = MetricsChoice.KEY,
     served_model_name: NameOpt = None,
     think: ThinkOpt = True,
@@ -277,6 +298,8 @@ def serve(
         max_queue=max_queue,
         request_timeout=request_timeout,
         cors_origins=tuple(cors_origin or ()),
+        mcp_file=mcp,
+        mcp_allow=tuple(mcp_allow or ()),
         metrics=metrics.value,
         log_requests=log_requests,
         drain_timeout=drain_timeout,
