@@ -35,6 +35,7 @@ class Bench:
     shape: Shape
     hardware: Hardware
     budget: int
+    depth: int
     device: str
     key: str
 
@@ -50,6 +51,7 @@ class Bench:
         )
         hardware = hardware_of(device, device_name(llm), startup.dtype)
         budget = config.max_num_batched_tokens or (16_384 if device == "cuda" else 1_024)
+        depth = int(device == "cuda" if config.run_ahead is None else config.run_ahead)
         key = key_of(
             device=device_name(llm),
             shape=str(shape),
@@ -57,8 +59,9 @@ class Bench:
             attention=startup.attention_backend,
             eager=config.enforce_eager,
             budget=budget,
+            depth=depth,
         )
-        return cls(llm, shape, hardware, budget, device, key)
+        return cls(llm, shape, hardware, budget, depth, device, key)
 
     def header(self, calibration: Calibration | None) -> dict[str, Any]:
         """What a run of this model stores about it."""
@@ -82,6 +85,7 @@ class Bench:
                 "shape": asdict(self.shape),
                 "cost": cost.as_json(),
                 "budget": self.budget,
+                "depth": self.depth,
                 "hardware": asdict(self.hardware),
             },
         }

@@ -213,6 +213,7 @@ class Session:
                 "shape": asdict(found.shape),
                 "cost": found.cost.as_json(),
                 "budget": found.budget,
+                "depth": found.depth,
                 "hardware": asdict(found.hardware),
             }
             header["limits"] = limit_rows(

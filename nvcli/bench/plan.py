@@ -16,7 +16,8 @@ from nvcli.bench.text import number
 
 if TYPE_CHECKING:
     from nvcli.bench.calibrate import Calibration
-    from nvcli.bench.perf_model import Hardware, PerfModel, Prediction
+    from nvcli.bench.perf_model import Hardware, PerfModel
+    from nvcli.bench.under_load import Prediction
 
 
 @dataclass(slots=True)

@@ -124,6 +124,7 @@ def run_points(
     samples = [sample for _, _, sample in measured]
     found = calibrate(bench.shape, bench.hardware, samples, budget=bench.budget, key=bench.key)
     if found is not None:
+        found.depth = bench.depth
         startup = bench.llm.startup
         found.model_name = model_name(bench.llm.model_name)
         found.slots = bench.llm.max_num_seqs
