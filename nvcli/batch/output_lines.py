@@ -11,9 +11,12 @@ import json
 import math
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.records import Failure, Kind
@@ -203,6 +206,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 def encode_line(value: dict[str, Any]) -> bytes:
     """ASCII JSON and LF. Lone surrogates become U+FFFD, infinities null: the line always reads."""
+    with suppress(TypeError, ValueError):  # a surrogate, a huge number
+        line = orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)  # several times as fast
+        if line.isascii() and b"\x7f" not in line:
+            return line
     try:
         text = _ENCODER.encode(value)
     except ValueError:

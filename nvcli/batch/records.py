@@ -215,7 +215,7 @@ def _prompt_request(
     if not isinstance(is_raw, bool):
         raise InvalidParameterError("raw must be true or false", param="raw")
     body = {k: v for k, v in value.items() if k in _SIMPLE_FIELDS}
-    is_ids = isinstance(prompt, list) and not any(isinstance(item, str | list) for item in prompt)
+    is_ids = isinstance(prompt, list) and not isinstance((prompt or [0])[0], str | list)
     if is_ids or (is_raw and isinstance(prompt, str)):
         return parse_completion({**body, "prompt": prompt})
     if not isinstance(prompt, str):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nvcli.errors import ContextLengthError
 from nvcli.protocol.chat import parse_chat
-from nvcli.protocol.fields import Fields, UnsupportedFieldError, is_integer
+from nvcli.protocol.fields import Fields, UnsupportedFieldError, are_integers
 from nvcli.protocol.prepare import prepare_chat
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _inputs(fields: Fields, name: str) -> tuple[str | TokenIds, ...]:
         fields.fail("input", "is missing")
     if isinstance(value, str):
         values: list[Any] = [value]
-    elif isinstance(value, list) and value and all(is_integer(item) for item in value):
+    elif isinstance(value, list) and value and are_integers(value):
         values = [tuple(value)]
     elif isinstance(value, list):
         values = value
@@ -110,7 +110,7 @@ def _inputs(fields: Fields, name: str) -> tuple[str | TokenIds, ...]:
     inputs: list[str | TokenIds] = []
     for i, item in enumerate(values):
         place = f"{name}[{i}]" if len(values) > 1 else name
-        if isinstance(item, list | tuple) and all(is_integer(token_id) for token_id in item):
+        if isinstance(item, list | tuple) and are_integers(item):
             item = tuple(item)
         elif isinstance(item, dict):
             raise UnsupportedFieldError(
