@@ -61,8 +61,13 @@ class PairRequest:
     ignored_fields: tuple[str, ...] = ()
 
 
-def parse_embedding(body: object, *, hidden_size: int, is_strict: bool = False) -> EmbeddingRequest:
-    """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
+def parse_embedding(
+    body: object, *, hidden_size: int | None, is_strict: bool = False
+) -> EmbeddingRequest:
+    """Read a request body; without `hidden_size`, `check_dimensions` has to follow.
+
+    Raises `InvalidParameterError` and `UnsupportedFieldError`.
+    """
     fields = Fields(body)
     chat = None
     inputs: tuple[str | TokenIds, ...] = ()
@@ -91,6 +96,11 @@ def parse_embedding(body: object, *, hidden_size: int, is_strict: bool = False) 
         truncate_to=fields.integer("truncate_prompt_tokens", -1),
         ignored_fields=fields.unknown(is_strict=is_strict),
     )
+
+
+def check_dimensions(request: EmbeddingRequest, hidden_size: int) -> None:
+    """Raises `InvalidParameterError`."""
+    Fields({"dimensions": request.dimensions}).integer("dimensions", MIN_DIMENSIONS, hidden_size)
 
 
 def _inputs(fields: Fields, name: str) -> tuple[str | TokenIds, ...]:

@@ -130,7 +130,7 @@ def test_poisoned_records_cost_one_line_each(tmp_path: Path) -> None:
         {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"x": 1}}},
         {"prompt": "x", "guided_json": {}},
         {"prompt": "x", "tools": [{"function": {"name": "f"}}], "tool_choice": "required"},
-        {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "x"}},
+        {"custom_id": "e", "url": "/v1/rerank", "body": {"query": "x"}},
         {"prompt": "FAIL"},
         {"prompt": "x", "temperature": "hot"},
         {"prompt": "x", "top_p": 0},
