@@ -61,6 +61,8 @@ class EngineConfig:
     """Which attention runs; `auto` takes the fastest that fits and says which."""
     generation_config: Literal["auto", "none"] = "auto"
     """`auto`: sampling defaults from the checkpoint's generation_config.json."""
+    tensor_parallel_size: int = 1
+    """GPUs, or on the CPU processes, that hold the model together."""
     seed: int | None = None
     """Seeds requests that name no seed of their own; None: fresh entropy."""
 
@@ -82,6 +84,7 @@ class EngineConfig:
         for name in ("max_model_len", "num_blocks", "block_size", "max_num_seqs"):
             self._check_between(name, 1, MAX_INT)
         self._check_between("max_num_batched_tokens", 1, MAX_INT)
+        self._check_between("tensor_parallel_size", 1, MAX_INT)
         self._check_between("seed", -MAX_SEED, MAX_SEED)
         for name in ("enable_prefix_caching", "run_ahead", "enforce_eager"):
             value = getattr(self, name)

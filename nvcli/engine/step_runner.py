@@ -68,6 +68,7 @@ class StepRunner:
     sampler: Sampler
     graphs: GraphRunner | None  # captured steps, on CUDA
     _step_sampler: StepSampler | None  # the sampling kernel and what stands in for it, on CUDA
+    reports: bool = True  # whether results go to the host: on one rank of a group only
     _is_closed: bool
 
     def launch(self, plan: StepPlan) -> RunnerTicket:
@@ -134,7 +135,7 @@ class StepRunner:
 
     def _send(self, ticket: RunnerTicket, pieces: list[Tensor]) -> RunnerTicket:
         """Start the copy of a step's results to the host.  pieces: int32, [...] each."""
-        if pieces:
+        if pieces and self.reports:
             output = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             if self.device.type == "cuda":
                 ticket.output = torch.empty(output.shape, dtype=torch.int32, pin_memory=True)

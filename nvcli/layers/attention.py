@@ -14,6 +14,7 @@ from torch import nn
 from nvcli.kernels.attention import attend_qkv
 from nvcli.layers.linear import Linear
 from nvcli.layers.norm import RMSNorm
+from nvcli.parallel import SOLO, Share, TPGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,29 +24,39 @@ if TYPE_CHECKING:
 
 
 class Attention(nn.Module):
-    """Parameters: qkv_proj (q, k and v fused), o_proj, q_norm, k_norm."""
+    """Parameters: qkv_proj (q, k and v fused), o_proj, q_norm, k_norm, of this rank's heads."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TPGroup = SOLO,
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.softmax_scale = config.head_dim**-0.5
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        q = group.share_of_heads(config.num_heads, config.head_dim)
+        kv = group.share_of_heads(config.num_kv_heads, config.head_dim)
+        self.num_heads = q.count // config.head_dim
+        self.num_kv_heads = kv.count // config.head_dim
         self.qkv_proj = Linear(
-            config.hidden_size, parts, bias=config.qkv_bias, dtype=dtype, device=device
+            config.hidden_size,
+            {"q_proj": q, "k_proj": kv, "v_proj": kv},
+            bias=config.qkv_bias,
+            dtype=dtype,
+            device=device,
         )
         self.o_proj = Linear(
-            q_size,
-            {"o_proj": config.hidden_size},
+            q,
+            {"o_proj": Share.all_of(config.hidden_size)},
             bias=config.output_bias,
             dtype=dtype,
             device=device,
+            group=group,
         )
         self.eps = config.rms_norm_eps
         self.qk_weight: Tensor | None = None  # [Hq + Hk, D], one row a head
