@@ -65,7 +65,7 @@ class TPGroup:
             import torch.distributed.distributed_c10d as c10d
 
             # On the current stream: another one would cost two events an operation.
-            self._sum = c10d.AllreduceOptions()  # type: ignore[attr-defined]
+            self._sum = c10d.AllreduceOptions()
             self._sum.asyncOp = False
             self._gather = c10d.AllgatherOptions()  # type: ignore[attr-defined]
             self._gather.asyncOp = False

@@ -72,6 +72,7 @@ class FakeStream(Iterator[RequestOutput]):
 
 STARTUP = SimpleNamespace(
     device="cpu",
+    tensor_parallel_size=1,
     dtype="float32",
     attention_backend="torch",
     attention_reason="the only one here",

@@ -49,7 +49,9 @@ class Bench:
             weight_bytes=BYTES[startup.dtype],
             kv_bytes=BYTES[kv_dtype],
         )
-        hardware = hardware_of(device, device_name(llm), startup.dtype)
+        hardware = hardware_of(device, one_device_name(llm), startup.dtype)
+        if device == "cuda":
+            hardware = hardware.times(startup.tensor_parallel_size)
         budget = config.max_num_batched_tokens or (16_384 if device == "cuda" else 1_024)
         depth = int(device == "cuda" if config.run_ahead is None else config.run_ahead)
         key = key_of(
@@ -77,6 +79,7 @@ class Bench:
                 "block_size": startup.block_size,
                 "weights_bytes": startup.weights_bytes,
                 "load_format": llm.config.load_format,
+                "tensor_parallel_size": startup.tensor_parallel_size,
             },
             "calibration": calibration.as_json() if calibration else None,
             "environment": environment(self.device, device_name(llm)),
@@ -97,6 +100,12 @@ def model_name(name: str) -> str:
 
 
 def device_name(llm: LLM) -> str:
+    """With the number of them under tensor parallelism: `2 x NVIDIA H200`."""
+    num_ranks = llm.startup.tensor_parallel_size
+    return f"{num_ranks} x {one_device_name(llm)}" if num_ranks > 1 else one_device_name(llm)
+
+
+def one_device_name(llm: LLM) -> str:
     from nvcli.bench.machine import cpu_name
 
     return cpu_name() if llm.startup.device == "cpu" else llm.startup.device

@@ -107,6 +107,13 @@ class Hardware:
     flops: float  # dense, of the weights' type
     source: str = "datasheet"
 
+    def times(self, count: int) -> Hardware:
+        """So many of them as one: what tensor parallelism has."""
+        if count == 1:
+            return self
+        name = f"{count} x {self.name}"
+        return Hardware(name, count * self.bandwidth, count * self.flops, self.source)
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:

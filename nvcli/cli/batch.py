@@ -199,6 +199,7 @@ def batch(
     gpu_memory_utilization: options.MemoryOpt = None,
     kv_cache_dtype: options.KVCacheDTypeOpt = None,
     max_num_seqs: options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     temperature: options.TemperatureOpt = None,
     top_p: options.TopPOpt = None,
@@ -250,6 +251,7 @@ def batch(
         memory_utilization=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
         max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
         load_format=load_format,
     )
     sampling = check_sampling(

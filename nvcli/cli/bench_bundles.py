@@ -25,6 +25,7 @@ class EngineOptions:
     gpu_memory_utilization: options.MemoryOpt = None
     kv_cache_dtype: options.KVCacheDTypeOpt = None
     max_num_seqs: options.MaxNumSeqsOpt = None
+    tensor_parallel_size: options.TensorParallelOpt = None
     load_format: options.LoadFormatOpt = None
 
     def given(self) -> dict[str, Any]:

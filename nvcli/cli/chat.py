@@ -157,6 +157,7 @@ def chat(
     gpu_memory_utilization: options.MemoryOpt = None,
     kv_cache_dtype: options.KVCacheDTypeOpt = None,
     max_num_seqs: options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     attach: options.AttachOpt = None,
     temperature: options.TemperatureOpt = None,
@@ -211,6 +212,7 @@ def chat(
             memory_utilization=gpu_memory_utilization,
             kv_cache_dtype=kv_cache_dtype,
             max_num_seqs=max_num_seqs,
+            tensor_parallel_size=tensor_parallel_size,
             load_format=load_format,
         )
     sampling = check_sampling(

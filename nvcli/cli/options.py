@@ -233,6 +233,17 @@ MaxNumSeqsOpt = Annotated[
         help="Sequences running at once; default 256 (CPU: 16).",
     ),
 ]
+TensorParallelOpt = Annotated[
+    int | None,
+    _option(
+        "--tensor-parallel-size",
+        "--tp",
+        parser=_INT,
+        metavar="N",
+        group=MODEL,
+        help="GPUs that hold the model together (CPU: processes); default 1.",
+    ),
+]
 
 # --- sampling ------------------------------------------------------------------------------------
 

@@ -245,6 +245,7 @@ def serve(
     gpu_memory_utilization: options.MemoryOpt = None,
     kv_cache_dtype: options.KVCacheDTypeOpt = None,
     max_num_seqs: options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     host: HostOpt = "127.0.0.1",
     port: PortOpt = 8000,
@@ -285,6 +286,7 @@ def serve(
         memory_utilization=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
         max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
         load_format=load_format,
         generation_config=generation_config.value,
     )

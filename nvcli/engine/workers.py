@@ -99,8 +99,10 @@ class Workers:
         with self._changed:
             self._changed.wait_for(lambda: self.error is not None, _REPORT_S)
         if self.error is None:
-            reason = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
-            self._lose(error if _is_ours(error) else EngineClosedError(f"rank 0 failed: {reason}"))
+            if not isinstance(error, NvcliError):
+                reason = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
+                error = EngineClosedError(f"the engine stopped: rank 0 failed: {reason}")
+            self._lose(error)
         assert self.error is not None, "a lost group has an error"
         return self.error
 
@@ -173,7 +175,3 @@ class Workers:
             process.kill()
         for process in self._processes.values():
             process.wait()
-
-
-def _is_ours(error: Exception) -> bool:
-    return isinstance(error, NvcliError)

@@ -127,7 +127,7 @@ def test_what_a_rank_cannot_load_is_one_error(tmp_path: Path, rank: int) -> None
     weight[3, rank * weight.shape[1] // 2] = float("nan")
     write_tensors(tmp_path, tensors)
     before = _children()
-    with pytest.raises(WeightsError, match="down_proj.weight holds values that are not numbers"):
+    with pytest.raises(WeightsError, match=r"down_proj\.weight holds values that are not numbers"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=2, load_format="safetensors")
     assert _children() <= before
 
