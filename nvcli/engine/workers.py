@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 WORKER = "nvcli.engine.tp_worker"
 _END_S = 5.0  # for a worker to end after it was told to
-_REPORT_S = 2.0  # for a worker to say what ended it, after its peers noticed
+_REPORT_S = 3.0  # for a worker to say what ended it, after rank 0 noticed
+_SUSPICION_S = 1.0  # for another worker's end, after one told of a peer that it lost
 
 
 class Workers:
@@ -110,8 +111,13 @@ class Workers:
 
     def _watch(self) -> None:
         ranks = {pipe: rank for rank, pipe in self._pipes.items()}
+        suspicion: NvcliError | None = None
+        limit: float | None = None
         while ranks and self.error is None and not self._is_closing:
-            for pipe in wait(list(ranks)):
+            ready = wait(list(ranks), limit)
+            if not ready and suspicion is not None:
+                self._lose(suspicion)
+            for pipe in ready:
                 assert isinstance(pipe, Connection), "the pipes of __init__"
                 try:
                     message = pickle.loads(pipe.recv_bytes())
@@ -122,10 +128,17 @@ class Workers:
                     with self._changed:
                         self._heard[ranks[pipe]].add(message)
                         self._changed.notify_all()
+                    continue
+                name, text, hint, param = message
+                error = getattr(errors, name, EngineClosedError)(text, hint=hint, param=param)
+                if isinstance(error, EngineClosedError):
+                    # It may only be what another rank's end looks like from there.
+                    del ranks[pipe]
+                    suspicion, limit = suspicion or error, _SUSPICION_S
                 else:
-                    name, text, hint, param = message
-                    kind = getattr(errors, name, EngineClosedError)
-                    self._lose(kind(text, hint=hint, param=param))
+                    self._lose(error)
+        if suspicion is not None:
+            self._lose(suspicion)
 
     def _describe_end(self, rank: int) -> NvcliError:
         process = self._processes[rank]
