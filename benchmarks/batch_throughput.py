@@ -256,6 +256,7 @@ def report(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> 
             "load_format": args.load_format,
             "dtype": llm.startup.dtype,
             "device": llm.startup.device,
+            "kv_cache_dtype": llm.startup.kv_cache_dtype,
             "attention_backend": llm.startup.attention_backend,
             "max_num_seqs": args.max_num_seqs,
             "records": args.records,

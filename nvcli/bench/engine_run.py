@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nvcli.llm import LLM
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_BYTES = {**BYTES, "float8_e4m3fn": 1}
 
 
 class Progress(Protocol):
@@ -43,11 +44,10 @@ class Bench:
     def of(cls, llm: LLM) -> Bench:
         startup, config = llm.startup, llm.config
         device = "cpu" if startup.device == "cpu" else "cuda"
-        kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else startup.dtype
         shape = Shape.of(
             llm.model_config,
             weight_bytes=BYTES[startup.dtype],
-            kv_bytes=BYTES[kv_dtype],
+            kv_bytes=KV_BYTES[startup.kv_cache_dtype],
         )
         hardware = hardware_of(device, one_device_name(llm), startup.dtype)
         if device == "cuda":
@@ -73,6 +73,7 @@ class Bench:
             "model": {
                 "name": model_name(llm.model_name),
                 "dtype": startup.dtype,
+                "kv_cache_dtype": startup.kv_cache_dtype,
                 "attention": startup.attention_backend,
                 "max_model_len": startup.max_model_len,
                 "num_blocks": startup.num_blocks,

@@ -315,5 +315,6 @@ def server_flags(fields: dict[str, Any]) -> list[str]:
     flags = []
     for name, value in fields.items():
         if value is not None:
-            flags += [f"--{names.get(name, name).replace('_', '-')}", str(value)]
+            flag = f"--{names.get(name, name).replace('_', '-')}"
+            flags += [flag] if value is True else [flag, str(value)]
     return flags

@@ -27,12 +27,13 @@ class EngineOptions:
     max_num_seqs: options.MaxNumSeqsOpt = None
     tensor_parallel_size: options.TensorParallelOpt = None
     load_format: options.LoadFormatOpt = None
+    enforce_eager: options.EnforceEagerOpt = False
 
     def given(self) -> dict[str, Any]:
         """What was given, as `EngineConfig` names it."""
         values = dict(vars(self))
         values["memory_utilization"] = values.pop("gpu_memory_utilization")
-        return {k: v for k, v in values.items() if v is not None}
+        return {k: v for k, v in values.items() if v is not None and v is not False}
 
     def config(self, model: str | None = None) -> EngineConfig:
         return EngineConfig.from_options(

@@ -159,6 +159,7 @@ def chat(
     max_num_seqs: options.MaxNumSeqsOpt = None,
     tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
+    enforce_eager: options.EnforceEagerOpt = False,
     attach: options.AttachOpt = None,
     temperature: options.TemperatureOpt = None,
     top_p: options.TopPOpt = None,
@@ -214,6 +215,7 @@ def chat(
             max_num_seqs=max_num_seqs,
             tensor_parallel_size=tensor_parallel_size,
             load_format=load_format,
+            enforce_eager=enforce_eager,
         )
     sampling = check_sampling(
         temperature=temperature,

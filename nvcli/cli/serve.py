@@ -247,6 +247,7 @@ def serve(
     max_num_seqs: options.MaxNumSeqsOpt = None,
     tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
+    enforce_eager: options.EnforceEagerOpt = False,
     host: HostOpt = "127.0.0.1",
     port: PortOpt = 8000,
     uds: UdsOpt = None,
@@ -288,6 +289,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         tensor_parallel_size=tensor_parallel_size,
         load_format=load_format,
+        enforce_eager=enforce_eager,
         generation_config=generation_config.value,
     )
     config = ServerConfig(

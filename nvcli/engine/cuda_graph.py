@@ -185,6 +185,7 @@ class GraphRunner:
             block_ids=[],
             is_padded=True,
             is_decode=is_decode,
+            kv_scales=state.kv_cache.scales,
         )
         hidden = self.model.forward(batch)  # [T, E]
         if not is_decode:

@@ -23,6 +23,7 @@ from nvcli.engine.kv_cache import (
     available_memory,
     check_model_len,
     format_bytes,
+    fp8_scales,
     size_pool,
 )
 from nvcli.engine.sampler import Sampler
@@ -36,6 +37,8 @@ from nvcli.types import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from torch import Tensor
 
     from nvcli.config import EngineConfig
     from nvcli.engine.cuda_graph import GraphRunner
@@ -53,6 +56,7 @@ class StartupReport:
 
     device: str
     dtype: str
+    kv_cache_dtype: str
     attention_backend: str
     attention_reason: str
     max_model_len: int
@@ -87,6 +91,15 @@ def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> tor
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype), name
     return dtype
+
+
+def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """`auto`: as the activations, which are `dtype`."""
+    if name in ("auto", "fp8"):
+        return dtype if name == "auto" else torch.float8_e4m3fn
+    named = getattr(torch, name)
+    assert isinstance(named, torch.dtype), name
+    return named
 
 
 class ModelRunner(StepRunner):
@@ -133,19 +146,22 @@ class ModelRunner(StepRunner):
         self.depth = 1 if is_ahead else 0
         self.block_size = config.block_size
         self.max_model_len = check_model_len(config.max_model_len, model_config.max_model_len)
-        kv_dtype = resolve_dtype(config.kv_cache_dtype, self.device, model_config.dtype)
         self._spec = KVCacheSpec(
             num_layers=model_config.num_layers,
             num_kv_heads=max(1, model_config.num_kv_heads // group.size),
             head_dim=model_config.head_dim,
             block_size=config.block_size,
-            dtype=self.dtype if config.kv_cache_dtype == "auto" else kv_dtype,
+            dtype=resolve_kv_dtype(config.kv_cache_dtype, self.dtype),
         )
         stage_s: dict[str, float] = {}
         memory_before = self._free_memory()
         with _stage(stage_s, "weights"):
             self.model = model if model is not None else self._load_model(folder)
         self._weights_bytes = _num_bytes(self.model)
+        self._kv_scales: Tensor | None = None  # [L, 2, Hk]
+        if self._spec.dtype == torch.float8_e4m3fn:
+            with torch.inference_mode():
+                self._kv_scales = fp8_scales(self.model.kv_limits())
         with _stage(stage_s, "attention"):
             self.attention, reason = (
                 (attention, "given") if attention is not None else self._select_attention()
@@ -161,6 +177,7 @@ class ModelRunner(StepRunner):
         self.startup = StartupReport(
             device=torch.cuda.get_device_name(self.device) if kind == "cuda" else "cpu",
             dtype=str(self.dtype).removeprefix("torch."),
+            kv_cache_dtype=str(self._spec.dtype).removeprefix("torch."),
             attention_backend=getattr(self.attention, "name", type(self.attention).__name__),
             attention_reason=reason,
             max_model_len=self.max_model_len,
@@ -318,7 +335,7 @@ class ModelRunner(StepRunner):
             yield plan
 
     def _allocate(self, num_blocks: int) -> None:
-        self.kv_cache = KVCache(self._spec, num_blocks, self.device)
+        self.kv_cache = KVCache(self._spec, num_blocks, self.device, self._kv_scales)
         self.state = DeviceState(
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,

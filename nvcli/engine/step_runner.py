@@ -42,6 +42,10 @@ class Model(Protocol):
         """[R, E] -> [R, V], into `out` where it is given."""
         ...
 
+    def kv_limits(self) -> Tensor:
+        """[L, 2, Hk]: bounds on keys and values; asked for where the cache is in fp8."""
+        ...
+
 
 @dataclass(slots=True)
 class RunnerTicket:

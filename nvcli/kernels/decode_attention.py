@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
+from nvcli.kernels.kv_store import quantise
 from nvcli.kernels.launch import launch_options
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     cos_ptr,  # FUSED: [T, D] float32
     sin_ptr,
     slot_mapping_ptr,  # FUSED: [T] int64
+    scales_ptr,  # FP8: [2, Hk] float32
     k_cache_ptr,  # [N, P, Hk, D], strided
     v_cache_ptr,
     block_table_ptr,  # [S, M] int32
@@ -86,6 +88,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     FUSED: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    FP8: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. What to do: one record, all of whose numbers are loaded at once.
@@ -124,6 +127,13 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         last_key = tl.where(split == splits - 1, end - 1, end)
     else:
         q = tl.load(row_ptr + heads, mask=is_head, other=0.0)
+    value_scale = 1.0
+    if FP8:
+        # Float16 holds every value of the cache, and has the cheapest way to it.
+        scale_log2 *= tl.load(scales_ptr + head)
+        value_scale = tl.load(scales_ptr + HK + head)
+        if q.dtype == tl.bfloat16:
+            q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
     best = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D), tl.float32)
@@ -152,8 +162,13 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             own = (G * HK + head + one) * D
             own_k = _norm_and_rotate(
                 row_ptr + own, weight_ptr + own, cos, sin, d, one < 1, eps, D, HAS_NORM
-            ).to(k_cache_ptr.dtype.element_ty)
+            )
             own_v = tl.load(row_ptr + own + HK * D + d[None, :])
+            if FP8:
+                # rounded as the separate kernel rounds it: first as the activations are
+                own_k = quantise(own_k.to(dtype), tl.load(scales_ptr + head))
+                own_v = quantise(own_v, value_scale)
+            own_k = own_k.to(k_cache_ptr.dtype.element_ty)
             own_v = own_v.to(v_cache_ptr.dtype.element_ty)
             own_slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
             if own_slot >= 0:
@@ -169,7 +184,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
             acc = acc * fade[:, None] + own_weight[:, None] * own_v.to(tl.float32)
             best = top
     # Without keys (padding) all is zero, and so is the result.
-    mixed = acc / tl.where(total > 0, total, 1.0)[:, None]
+    mixed = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
     out = out_ptr + token * (HK * G * D) + heads
     if splits == 1:
         tl.store(out, mixed.to(out_ptr.dtype.element_ty), mask=is_head)
@@ -235,6 +250,7 @@ def decode_attention(
     softmax_scale: float,
     out: Tensor,
     rotary: Rotary | None = None,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Attention of the plan's rows of one token, into `out`. Reference:
     `reference.paged_attention`, with rotary after `reference.rope_norm_store`.
@@ -244,9 +260,10 @@ def decode_attention(
     k_cache, v_cache:  [N, P, Hk, D]   equal strides, unit in D; P and D powers of two; written
                                        where rotary is given
     block_table:       [S, M] int32
+    kv_scales:         [2, Hk] float32, contiguous, with an fp8 cache
     counters:          [B, Hk] int32, or longer; zeros, and zeros again afterwards
 
-    Reads 2 K Hk D elements for K keys of all rows together. Grid: items by KV heads.
+    Reads 2 K Hk D elements of the cache for K keys of all rows together. Grid: items by KV heads.
     """
     num_heads, head_dim = out.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -276,6 +293,7 @@ def decode_attention(
         lse if rotary is None else rotary.cos,
         lse if rotary is None else rotary.sin,
         plan.items if rotary is None else rotary.slot_mapping,
+        lse if kv_scales is None else kv_scales,
         k_cache,
         v_cache,
         block_table,
@@ -303,5 +321,6 @@ def decode_attention(
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FUSED=is_fused,
         HAS_NORM=has_norm,
+        FP8=kv_scales is not None,
         **launch_options(q.device, num_warps=2 if is_large else 4, num_stages=3),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import nn
 
 from nvcli import kernels
@@ -20,7 +21,6 @@ from nvcli.layers.rotary import RotaryEmbedding
 from nvcli.parallel import SOLO, Share, TPGroup
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from nvcli.layers.forward_batch import ForwardBatch
@@ -149,6 +149,13 @@ class Qwen3ForCausalLM(nn.Module):
         if self.group.size == 1:
             return kernels.linear(hidden, self.lm_head.weight, None, out)
         return self.group.gather_columns(kernels.linear(hidden, self.lm_head.weight, None), out)
+
+    def kv_limits(self) -> Tensor:
+        """[L, 2, Hk] float32: bounds on keys and values of each layer and head, from the weights
+        alone: see `Attention.kv_limits`.
+        """
+        layers = [cast("Qwen3Layer", layer) for layer in self.model.layers]
+        return torch.stack([layer.self_attn.kv_limits(layer.input_layernorm) for layer in layers])
 
     def tie_head(self) -> None:
         self.lm_head.weight = self.model.embed_tokens.weight

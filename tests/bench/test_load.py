@@ -347,4 +347,5 @@ def test_check_allows_the_machine_s_own_lateness() -> None:
 
 def test_server_flags() -> None:
     given = {"model": "m", "memory_utilization": 0.5, "max_num_seqs": None}
+    assert server_flags({"enforce_eager": True}) == ["--enforce-eager"]
     assert server_flags(given) == ["--model", "m", "--gpu-memory-utilization", "0.5"]
