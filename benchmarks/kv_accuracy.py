@@ -7,8 +7,9 @@ default and in fp8.
 Text is cut into windows, and every token of a window but the first is predicted from those before
 it: perplexity, and how often the likeliest token is the same (no error runs on into the next
 position). Beside that, greedy answers to prompts, compared token for token. Random weights say
-nothing here. Exits with 1 when perplexity rises by more than 1 % or the likeliest token is the same
-at fewer than 98 % of the positions.
+nothing here. Exits with 1 when perplexity rises by more than 2 % or the likeliest token is the same
+at fewer than 90 % of the positions: the type's three bits of mantissa cost less than that, heads
+that overflow cost tens of percent.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "demo-model" / "results" / "examples.jsonl"
-MAX_PERPLEXITY_RATIO = 1.01
-MIN_AGREEMENT = 0.98
+MAX_PERPLEXITY_RATIO = 1.02
+MIN_AGREEMENT = 0.9
 SIDES = ("auto", "fp8")
 
 
