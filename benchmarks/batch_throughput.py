@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.rows import write_row
+from benchmarks.simulated import install
 from nvcli.batch.job import run_job
 from nvcli.batch.options import BatchOptions, Order, ProgressMode
 from nvcli.batch.progress import Progress
@@ -69,6 +70,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int)
     parser.add_argument("--passes", type=int, default=1, help="of each side")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--simulate", type=float, metavar="MS", help="no model: a device with steps of MS ms"
+    )
+    parser.add_argument(
+        "--simulate-ops", type=int, default=0, help="kernels of a step; 0: one captured graph"
+    )
     return parser.parse_args()
 
 
@@ -181,6 +188,8 @@ def with_tokenizer(model: str, tokenizer: Path | None, folder: Path) -> str:
 
 def main() -> None:
     args = arguments()
+    if args.simulate is not None:
+        install(args.simulate / 1000, args.simulate_ops)
     with tempfile.TemporaryDirectory(prefix="nvcli-bench-") as name:
         folder = Path(name)
         config = EngineConfig.from_options(
@@ -247,6 +256,7 @@ def report(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> 
             "load_format": args.load_format,
             "dtype": llm.startup.dtype,
             "device": llm.startup.device,
+            "kv_cache_dtype": llm.startup.kv_cache_dtype,
             "attention_backend": llm.startup.attention_backend,
             "max_num_seqs": args.max_num_seqs,
             "records": args.records,

@@ -48,8 +48,9 @@ def write_config(folder: Path, name: str) -> None:
 
 def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str, Any]:
     from nvcli.bench import calibrate
-    from nvcli.bench.engine_run import Bench, default_points, run_points
+    from nvcli.bench.engine_run import Bench
     from nvcli.bench.offline import run_throughput
+    from nvcli.bench.points import default_points, run_points
     from nvcli.bench.record import read_runs
     from nvcli.bench.summary import summarize
     from nvcli.bench.workload import Lengths, Workload

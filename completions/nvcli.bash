@@ -25,13 +25,14 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "chat")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --attach -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --tools --mcp --allow-tool -c --continue --session --no-save --show-thinking --no-stream -x --extract --json --stream-json --stats --stats-json --dry-run --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --attach -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --tools --mcp --allow-tool -c --continue --session --no-save --show-thinking --no-stream -x --extract --json --stream-json --stats --stats-json --dry-run --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|-s|--system|--allow-tool|-x|--extract) kind=free ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|-s|--system|--allow-tool|-x|--extract) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --attach) kind=words words="auto never uds" ;;
                 --schema|-f|--file|--tools|--mcp|--stats-json|--log-file|--config) kind=files ;;
@@ -43,14 +44,15 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "batch")
-            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:files
             case "$prev" in
                 -o|--output|--stats-json|--log-file|--config) kind=files ;;
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|--prompt-field|--column|-s|--system|--skip|--limit|--shard|--echo|--window|--max-errors) kind=free ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|--prompt-field|--column|-s|--system|--skip|--limit|--shard|--echo|--window|--max-errors) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --input-format) kind=words words="auto jsonl text csv parquet" ;;
                 --on-duplicate) kind=words words="error suffix keep" ;;
@@ -61,15 +63,16 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --host --port --uds --ready-file --api-key-file --cors-origin --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --host --port --uds --ready-file --api-key-file --cors-origin --mcp --mcp-allow --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--host|--port|--cors-origin|--served-model-name|--ping-interval|--max-queue|--request-timeout|--drain-timeout|--store-limit|--storage) kind=free ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--host|--port|--cors-origin|--mcp-allow|--served-model-name|--ping-interval|--max-queue|--request-timeout|--drain-timeout|--store-limit|--storage) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
-                --uds|--ready-file|--api-key-file|--log-file|--config) kind=files ;;
+                --uds|--ready-file|--api-key-file|--mcp|--log-file|--config) kind=files ;;
                 --metrics) kind=words words="key open off" ;;
                 --generation-config) kind=words words="auto none" ;;
                 --engine) kind=words words="auto process thread" ;;
@@ -92,8 +95,9 @@ _nvcli() {
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
                 --max-model-len|--gpu-memory-utilization) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
                 --profile) kind=profiles ;;
@@ -107,40 +111,43 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --in-len --out-len --seed --out --json -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --in-len --out-len --seed --out --json -h --help"
             kind=argument:words words="latency throughput report compare serve sweep plan"
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--in-len|--out-len|--seed) kind=free ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--in-len|--out-len|--seed) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --out) kind=files ;;
             esac ;;
         "bench latency")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--repeat|--seed) kind=free ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--repeat|--seed) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --out|--log-file|--config) kind=files ;;
                 --color) kind=words words="auto always never" ;;
                 --profile) kind=profiles ;;
             esac ;;
         "bench throughput")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --requests --duration --warmup --slo --in-len --out-len --data --prefix --cache --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--seed) kind=free ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-c|--concurrency|--requests|--duration|--slo|--in-len|--out-len|--data|--prefix|--seed) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
-                --cache) kind=words words="cold keep" ;;
                 --warmup) kind=words words="auto" ;;
+                --cache) kind=words words="cold keep" ;;
                 --out|--log-file|--config) kind=files ;;
                 --color) kind=words words="auto always never" ;;
                 --profile) kind=profiles ;;
@@ -163,13 +170,14 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --repeat --seed --served-model-name --gpu-metrics --self-test --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --repeat --self-test --in-len --out-len --data --prefix --cache --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--repeat|--seed|--served-model-name) kind=free ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--repeat|--in-len|--out-len|--data|--prefix|--seed|--slo|--timeout|--served-model-name) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --trace|--out|--log-file|--config) kind=files ;;
                 --cache) kind=words words="cold keep" ;;
@@ -178,13 +186,14 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench sweep")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --load-format --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --warmup --slo --timeout --seed --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
-                --dtype|--kv-cache-dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--concurrencies|--rates|--arrival|--duration|--in-len|--out-len|--data|--prefix|--slo|--timeout|--seed|--served-model-name) kind=free ;;
+                --dtype) kind=words words="auto float32 float16 bfloat16" ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--concurrencies|--rates|--arrival|--duration|--in-len|--out-len|--data|--prefix|--seed|--slo|--timeout|--served-model-name) kind=free ;;
+                --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --cache) kind=words words="cold keep" ;;
                 --warmup) kind=words words="auto" ;;

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from nvcli.errors import UnsupportedParameterError, UsageError
+from nvcli.errors import UsageError
 from nvcli.types import MAX_INT, MAX_SEED
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "float32", "float16", "bfloat16"]
+KVCacheDTypeName = Literal["auto", "float32", "float16", "bfloat16", "fp8"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 AttentionBackendName = Literal["auto", "torch", "triton", "fa2", "fa3"]
 
@@ -34,8 +35,8 @@ class EngineConfig:
     """Where to run; `auto` takes CUDA when a device is there."""
     dtype: DTypeName = "auto"
     """Weights and activations; `auto`: float32 on the CPU, 16 bits as in the checkpoint on CUDA."""
-    kv_cache_dtype: DTypeName = "auto"
-    """Keys and values in the cache; `auto` follows `dtype`."""
+    kv_cache_dtype: KVCacheDTypeName = "auto"
+    """Keys and values in the cache; `auto` follows `dtype`, `fp8` is float8_e4m3fn."""
     load_format: LoadFormat = "auto"
     """`auto` reads safetensors; `dummy` fills random weights, for speed work without a download."""
     max_model_len: int | None = None
@@ -61,19 +62,15 @@ class EngineConfig:
     """Which attention runs; `auto` takes the fastest that fits and says which."""
     generation_config: Literal["auto", "none"] = "auto"
     """`auto`: sampling defaults from the checkpoint's generation_config.json."""
+    tensor_parallel_size: int = 1
+    """GPUs, or on the CPU processes, that hold the model together."""
     seed: int | None = None
     """Seeds requests that name no seed of their own; None: fresh entropy."""
 
     def __post_init__(self) -> None:
         self._check_choice("device", self.device, get_args(DeviceName))
-        if "fp8" in self.kv_cache_dtype or "float8" in self.kv_cache_dtype:
-            raise UnsupportedParameterError(
-                f"kv_cache_dtype {self.kv_cache_dtype!r} is not supported yet",
-                hint="Use auto, float32, float16 or bfloat16.",
-                param="kv_cache_dtype",
-            )
         self._check_choice("dtype", self.dtype, get_args(DTypeName))
-        self._check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(DTypeName))
+        self._check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDTypeName))
         self._check_choice("load_format", self.load_format, get_args(LoadFormat))
         self._check_choice(
             "attention_backend", self.attention_backend, get_args(AttentionBackendName)
@@ -82,6 +79,7 @@ class EngineConfig:
         for name in ("max_model_len", "num_blocks", "block_size", "max_num_seqs"):
             self._check_between(name, 1, MAX_INT)
         self._check_between("max_num_batched_tokens", 1, MAX_INT)
+        self._check_between("tensor_parallel_size", 1, MAX_INT)
         self._check_between("seed", -MAX_SEED, MAX_SEED)
         for name in ("enable_prefix_caching", "run_ahead", "enforce_eager"):
             value = getattr(self, name)

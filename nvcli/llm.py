@@ -56,7 +56,7 @@ class LLM:
         """
         from nvcli.engine.engine import Engine
         from nvcli.engine.engine_thread import EngineThread
-        from nvcli.engine.model_runner import ModelRunner
+        from nvcli.engine.executor import TensorParallelDevice, make_device
         from nvcli.models.config import ModelConfig
         from nvcli.models.resolve import resolve_model
 
@@ -75,7 +75,7 @@ class LLM:
         if self._tokenizer is not None:
             vocab_size = min(vocab_size, self._tokenizer.size)
             eos_token_ids |= frozenset(self._tokenizer.eos_token_ids)
-        self._runner = ModelRunner(folder, self.model_config, given, vocab_size=vocab_size)
+        self._runner = make_device(folder, self.model_config, given, vocab_size=vocab_size)
         engine = Engine(
             self._runner,
             self._tokenizer,
@@ -88,6 +88,8 @@ class LLM:
         )
         self._engine = engine
         self._thread: EngineThread = EngineThread(engine)
+        if isinstance(self._runner, TensorParallelDevice):
+            self._runner.watch(self._thread.fail)
         self._request_ids = itertools.count()
         self._grammars: GrammarCompiler | None = None
 

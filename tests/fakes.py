@@ -72,7 +72,9 @@ class FakeStream(Iterator[RequestOutput]):
 
 STARTUP = SimpleNamespace(
     device="cpu",
+    tensor_parallel_size=1,
     dtype="float32",
+    kv_cache_dtype="float32",
     attention_backend="torch",
     attention_reason="the only one here",
     num_blocks=100,

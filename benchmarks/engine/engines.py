@@ -100,6 +100,7 @@ class Nvcli:
     def report(self) -> dict[str, Any]:
         startup = self._llm.startup
         return {
+            "kv_cache_dtype": startup.kv_cache_dtype,
             "attention": startup.attention_backend,
             "attention_reason": startup.attention_reason,
             "num_graphs": startup.num_graphs,

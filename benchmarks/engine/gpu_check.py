@@ -52,6 +52,7 @@ def attempt(name: str, check: Callable[[], Any]) -> Any:
 def check_kernels() -> None:
     import torch
 
+    from tests.kernels import test_fp8_cache as fp8
     from tests.kernels import test_gemv as gemv
     from tests.kernels import test_row_kernels as rows
     from tests.kernels import test_sampling_kernels as sampling
@@ -78,6 +79,8 @@ def check_kernels() -> None:
         checks[f"skinny, {size} columns"] = partial(skinny.check, (8, 1024, size), bf16, "cuda")
     for name, case in attention.CASES.items():
         checks[f"attention, {name}"] = partial(attention.check, case, heads, bf16, "cuda")
+        checks[f"fp8, {name}"] = partial(fp8.check_attention, case, heads, bf16, "cuda")
+    checks["fp8 stores"] = lambda: fp8.check_stores("cuda", bf16)
     with torch.inference_mode():
         for name, check in checks.items():
             attempt(name, check)
@@ -112,6 +115,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "graphs": {"run_ahead": False},
     "eager": {"enforce_eager": True, "run_ahead": False},
     "torch attention": {"attention_backend": "torch"},
+    "fp8 cache": {"kv_cache_dtype": "fp8"},
+    "fp8 cache, torch attention": {"kv_cache_dtype": "fp8", "attention_backend": "torch"},
 }
 
 

@@ -48,14 +48,21 @@ def seconds_in_graph(body: Callable[[], Any], replays: int = 10) -> float:
     return best
 
 
-def measure_attention(rows: int, keys: int, *, ragged: bool = False) -> dict[str, float]:
+def measure_attention(
+    rows: int, keys: int, *, ragged: bool = False, fp8: bool = False
+) -> dict[str, float]:
     """One decode step's attention: all rows `keys` long, or ragged around it."""
     blocks_per_row = -(-2 * keys // BLOCK) if ragged else -(-keys // BLOCK)
     num_blocks = rows * blocks_per_row
-    layer_bytes = 2 * num_blocks * BLOCK * KV_HEADS * HEAD_DIM * 2
+    element_bytes = 1 if fp8 else 2
+    layer_bytes = 2 * num_blocks * BLOCK * KV_HEADS * HEAD_DIM * element_bytes
     num_layers = max(2, min(28, DATA_BYTES // layer_bytes))
     shape = (num_layers, 2, num_blocks, KV_HEADS, BLOCK, HEAD_DIM)
     pool = torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(3, 4)
+    scales = None
+    if fp8:
+        pool = pool.to(torch.float8_e4m3fn)
+        scales = torch.ones(2, KV_HEADS, device="cuda")
     table = torch.randperm(num_blocks, device="cuda").int().view(rows, blocks_per_row)
     lens = torch.full((rows,), keys, dtype=torch.int32, device="cuda")
     if ragged:
@@ -80,10 +87,10 @@ def measure_attention(rows: int, keys: int, *, ragged: bool = False) -> dict[str
 
     def body() -> None:
         for layer in pool:
-            backend.forward(q, layer[0], layer[1], batch, HEAD_DIM**-0.5)
+            backend.forward(q, layer[0], layer[1], batch, HEAD_DIM**-0.5, scales)
 
     seconds = seconds_in_graph(body, 4) / num_layers
-    moved = int(lens.sum()) * KV_HEADS * HEAD_DIM * 4
+    moved = 2 * int(lens.sum()) * KV_HEADS * HEAD_DIM * element_bytes
     return {"us": seconds * 1e6, "gb_s": moved / seconds / 1e9}
 
 
@@ -212,6 +219,9 @@ def measure_all(say: Callable[[str], None]) -> None:
             note(f"products_{rows}", _rounded(measure_products(rows)))
         for rows, keys in ATTENTION:
             note(f"decode_{rows}x{keys}", _rounded(measure_attention(rows, keys)))
+        for rows, keys in ((1, 4096), (32, 1024), (131, 800), (256, 1024)):
+            found = measure_attention(rows, keys, fp8=True)
+            note(f"decode_fp8_{rows}x{keys}", _rounded(found))
         note("decode_131x800_ragged", _rounded(measure_attention(131, 800, ragged=True)))
         for rows in (1, 256):
             note(f"small_{rows}", _rounded(measure_small(rows)))

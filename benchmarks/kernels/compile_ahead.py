@@ -81,7 +81,7 @@ def resources(kernel: Any) -> str:
     return f"{meta.name:<24} warps {meta.num_warps} shared {meta.shared} {' '.join(found)}"
 
 
-def capture_steps(model: dict[str, Any], max_model_len: int) -> None:
+def capture_steps(model: dict[str, Any], options: dict[str, Any]) -> None:
     """Run the body of every kind of bucket once, with one layer of the model."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -93,7 +93,7 @@ def capture_steps(model: dict[str, Any], max_model_len: int) -> None:
             num_blocks=64,
             max_num_seqs=256,
             max_num_batched_tokens=1024,
-            max_model_len=max_model_len,
+            **options,
         )
         attention = TritonAttention()
         attention._num_sms = HOPPER_SMS
@@ -117,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="qwen3-0.6b", help=f"{', '.join(SHAPES)}, or a folder")
     parser.add_argument("--max-model-len", type=int, default=2048)
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     args = parser.parse_args()
     compiler = Compiler()
     triton.runtime.driver.set_active(_NoGpu())
@@ -133,7 +134,8 @@ def main() -> None:
     shape = SHAPES.get(args.model)
     folder = Path(args.model)
     model = shape.config() if shape else json.loads((folder / "config.json").read_text())
-    capture_steps(model, args.max_model_len)
+    options = {"max_model_len": args.max_model_len, "kv_cache_dtype": args.kv_cache_dtype}
+    capture_steps(model, options)
     print(f"{len(compiler.kernels)} variants in {os.environ.get('TRITON_CACHE_DIR', '~/.triton')}")
     build_launchers(list(compiler.kernels.values()))
 

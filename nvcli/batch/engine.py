@@ -27,6 +27,9 @@ class BatchEngine(Protocol):
     def max_model_len(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int: ...
+
+    @property
     def startup(self) -> Any: ...
 
     @property

@@ -7,6 +7,7 @@ written: memory does not depend on the input. What it finds goes to the run's qu
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from nvcli.batch.identity import IdRegistry, record_seed
 from nvcli.batch.options import Scope
 from nvcli.batch.records import Failure, Record, identify, parse_record
 from nvcli.batch.rows import read_rows
+from nvcli.engine.engine import Request
 from nvcli.errors import NvcliError, UsageError
 from nvcli.protocol import (
     ChatRequest,
@@ -23,6 +25,8 @@ from nvcli.protocol import (
     prepare_chat,
     prepare_completion,
 )
+from nvcli.protocol.pooling import EmbeddingRequest, check_dimensions, embedding_prompts
+from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
     from nvcli.batch.rows import Row
-    from nvcli.engine.engine import Request
     from nvcli.text import Tokenizer
 
 logger = logging.getLogger("nvcli")
@@ -84,8 +87,12 @@ class Preparer:
 
     def _prepare(self, record: Record, position: int) -> Prepared:
         prompts = prepare_prompts(record, self._tokenizer, self._engine.max_model_len)
+        asked = record.request
+        if isinstance(asked, EmbeddingRequest):
+            check_dimensions(asked, self._engine.hidden_size)
+            return Prepared(position, record, prompts, _pooling_requests(prompts, position))
         requests = []
-        has_seed = "seed" in record.request.sampling
+        has_seed = "seed" in asked.sampling
         for number, prompt in enumerate(prompts):
             sampling: dict[str, Any] = record.sampling
             if not has_seed or number > 0:
@@ -98,11 +105,24 @@ class Preparer:
                     sampling,
                     request_id=f"batch-{position}-{number}",
                     is_streaming=False,
-                    priority=record.request.priority,
-                    cache_salt=record.request.cache_salt,
+                    priority=asked.priority,
+                    cache_salt=asked.cache_salt,
                 )
             )
         return Prepared(position, record, prompts, requests)
+
+
+def _pooling_requests(prompts: list[PreparedPrompt], position: int) -> list[Request]:
+    return [
+        Request(
+            request_id=f"batch-{position}-{number}",
+            prompt_token_ids=prompt.token_ids,
+            params=SamplingParams(max_tokens=0),
+            is_streaming=False,
+            pools=(),
+        )
+        for number, prompt in enumerate(prompts)
+    ]
 
 
 def prepare_prompts(
@@ -110,10 +130,14 @@ def prepare_prompts(
 ) -> list[PreparedPrompt]:
     """Tokenize a record. Raises `NvcliError`s of the record's own making."""
     request = record.request
-    if not isinstance(request, ChatRequest):
+    if not isinstance(request, ChatRequest | EmbeddingRequest):
         return prepare_completion(request, tokenizer, max_model_len=max_model_len)
     if tokenizer is None:
         raise UsageError("the model has no tokenizer", hint="Give prompts as token ids.")
+    if isinstance(request, EmbeddingRequest):
+        limit = sys.maxsize if max_model_len is None else max_model_len
+        ids = embedding_prompts(request, tokenizer, max_model_len=limit)
+        return [PreparedPrompt(token_ids=each) for each in ids]
     prompt = prepare_chat(
         request, tokenizer, enable_thinking=record.enable_thinking, max_model_len=max_model_len
     )

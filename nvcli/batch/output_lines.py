@@ -11,10 +11,14 @@ import json
 import math
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from nvcli.batch.endpoints import embeddings_body, responses_body
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.records import Failure, Kind
 from nvcli.protocol import (
@@ -25,7 +29,9 @@ from nvcli.protocol import (
     tool_call_body,
     usage_body,
 )
+from nvcli.protocol.pooling import EmbeddingRequest, unit_vector
 from nvcli.text.unicode import repair_surrogates
+from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,13 +90,17 @@ class LineWriter:
         record: Record,
         prompts: Sequence[PreparedPrompt],
         outputs: Sequence[Sequence[RequestOutput]],
+        params: SamplingParams | None = None,
     ) -> bytes:
-        """The line of a record whose outputs are all there: for each prompt, the n in order."""
+        """The line of a record whose outputs are all there: for each prompt, the n in order.
+
+        `params` are what the engine got; a response repeats them.
+        """
         if self.output_format is OutputFormat.TEXT:
             return text_line(outputs[0][0].text)
         if not self._is_openai(record.kind):
             return encode_line(self._simple(record, outputs))
-        body = self._body(record, prompts, outputs)
+        body = self._body(record, prompts, outputs, params or SamplingParams())
         response = {
             "status_code": 200,
             "request_id": _short_id("req", record.id, record.index),
@@ -115,8 +125,21 @@ class LineWriter:
         record: Record,
         prompts: Sequence[PreparedPrompt],
         outputs: Sequence[Sequence[RequestOutput]],
+        params: SamplingParams,
     ) -> dict[str, Any]:
         created = int(time.time())
+        if isinstance(record.request, EmbeddingRequest):
+            return embeddings_body(record.request, outputs, model=self.model)
+        if record.responses is not None:
+            return responses_body(
+                record.responses,
+                outputs[0][0],
+                response_id=_short_id("resp", record.id, record.index).replace("-", "_"),
+                created=created,
+                model=self.model,
+                params=params,
+                tokenizer=self.tokenizer,
+            )
         if isinstance(record.request, ChatRequest):
             return chat_body(
                 record.request,
@@ -152,6 +175,9 @@ class LineWriter:
 
     def _answer(self, record: Record, output: RequestOutput) -> dict[str, Any]:
         answer: dict[str, Any] = {"text": output.text}
+        if isinstance(record.request, EmbeddingRequest) and output.pooled is not None:
+            vector = unit_vector(output.pooled, record.request.dimensions)
+            answer["embedding"] = vector.tolist()
         if self.include_thinking:
             answer["thinking"] = output.reasoning
         if output.tool_calls:
@@ -203,6 +229,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 def encode_line(value: dict[str, Any]) -> bytes:
     """ASCII JSON and LF. Lone surrogates become U+FFFD, infinities null: the line always reads."""
+    with suppress(TypeError, ValueError):  # a surrogate, a huge number
+        line = orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)  # several times as fast
+        if line.isascii() and b"\x7f" not in line:
+            return line
     try:
         text = _ENCODER.encode(value)
     except ValueError:

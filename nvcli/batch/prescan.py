@@ -80,9 +80,10 @@ def prescan(options: BatchOptions, existing: ExistingOutput | None = None) -> Pr
     found = Prescan()
     ids = IdRegistry(options.on_duplicate)
     scope = Scope(options)
-    for index, row in enumerate(
-        read_rows(options.input, options.input_format, options.prompt_field)
-    ):
+    rows = read_rows(
+        options.input, options.input_format, options.prompt_field, is_exact=options.is_strict
+    )
+    for index, row in enumerate(rows):
         found.num_records += 1
         identity = identify(row, options.prompt_field)
         assigned = ids.assign(identity.given_id, row.identity, line=row.line, index=index)

@@ -2,7 +2,7 @@
 
     {"prompt": ...}                                 a user message, or text to continue (raw)
     {"messages": [...]}                             a conversation
-    {"custom_id", "method", "url", "body"}          OpenAI's batch line, chat or completions
+    {"custom_id", "method", "url", "body"}          OpenAI's batch line (`endpoints`)
 
 `identify` looks only at kind and id, which is what a pre-scan of the input needs; `parse_record`
 checks everything that can be checked without a model, through the server's own protocol layer.
@@ -13,8 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
+from nvcli.batch.endpoints import (
+    CHAT_URL,
+    EMBEDDINGS_URL,
+    RESPONSES_URL,
+    endpoint_of,
+    read_embedding,
+    read_responses,
+)
+from nvcli.batch.options import OutputFormat
 from nvcli.batch.rows import Problem
 from nvcli.errors import InvalidParameterError, NvcliError
 from nvcli.protocol import (
@@ -22,7 +30,6 @@ from nvcli.protocol import (
     GENERATION_FIELDS,
     ChatRequest,
     CompletionRequest,
-    UnsupportedEndpointError,
     parse_chat,
     parse_completion,
 )
@@ -33,10 +40,9 @@ if TYPE_CHECKING:
 
     from nvcli.batch.options import BatchOptions
     from nvcli.batch.rows import Row
+    from nvcli.protocol.pooling import EmbeddingRequest
+    from nvcli.protocol.responses import ResponsesRequest
 
-CHAT_URL = "/v1/chat/completions"
-COMPLETIONS_URL = "/v1/completions"
-_KNOWN_URLS = ("/v1/embeddings", "/v1/responses", "/v1/rerank", "/v1/score")
 _SIMPLE_FIELDS = frozenset(GENERATION_FIELDS)
 
 
@@ -63,9 +69,10 @@ class Record:
     line: int
     id: str
     kind: Kind
-    request: ChatRequest | CompletionRequest
+    request: ChatRequest | CompletionRequest | EmbeddingRequest
     sampling: dict[str, Any]  # the record's own over the run's flags
     enable_thinking: bool = True
+    responses: ResponsesRequest | None = None  # `request` is its chat
     echo: dict[str, Any] = field(default_factory=dict)
 
 
@@ -146,7 +153,7 @@ def parse_record(
         problem = identity.problem or Problem("invalid_record", "the record has no known kind")
         return Failure(index, row.line, record_id, kind, problem.code, problem.message, echo=echo)
     try:
-        request, enable_thinking, sampling = _request(row.value, kind, options)
+        asked = _request(row.value, kind, options)
     except RecursionError:
         error: NvcliError = InvalidParameterError("the record is nested too deep")
     except NvcliError as exc:
@@ -157,9 +164,10 @@ def parse_record(
             line=row.line,
             id=record_id,
             kind=kind,
-            request=request,
-            sampling=sampling,
-            enable_thinking=enable_thinking,
+            request=asked.request,
+            sampling=asked.sampling,
+            enable_thinking=asked.enable_thinking,
+            responses=asked.responses,
             echo=echo,
         )
     failure = Failure.of(error, index=index, line=row.line, id=record_id, kind=kind)
@@ -174,15 +182,28 @@ def read_echo(row: Row, options: BatchOptions) -> dict[str, Any]:
     return {name: row.value.get(name) for name in options.echo}
 
 
-def _request(
-    value: dict[str, Any], kind: Kind, options: BatchOptions
-) -> tuple[ChatRequest | CompletionRequest, bool, dict[str, Any]]:
-    is_thinking = options.think is not False
+@dataclass(slots=True)
+class _Asked:
+    request: ChatRequest | CompletionRequest | EmbeddingRequest
+    sampling: dict[str, Any]
+    enable_thinking: bool = True
+    responses: ResponsesRequest | None = None
+
+
+def _request(value: dict[str, Any], kind: Kind, options: BatchOptions) -> _Asked:
     request: ChatRequest | CompletionRequest
+    responses = None
     if kind is Kind.OPENAI:
-        url = _endpoint(value)
+        url = endpoint_of(value)
         body = value.get("body")
-        if url == CHAT_URL:
+        if url == EMBEDDINGS_URL:
+            if options.output_format is OutputFormat.TEXT:
+                raise InvalidParameterError("embeddings cannot be written as text", param="url")
+            return _Asked(read_embedding(body), {})
+        if url == RESPONSES_URL:
+            responses = read_responses(_with_instructions(body, options))
+            request = responses.chat
+        elif url == CHAT_URL:
             request = parse_chat(_with_system(body, options))
         else:
             request = parse_completion(body)
@@ -192,6 +213,7 @@ def _request(
     else:
         request = _prompt_request(value, options)
     sampling = {**options.sampling, **request.sampling}
+    is_thinking = options.think is not False
     if isinstance(request, CompletionRequest):
         sampling.pop("thinking_budget", None)
         if kind is Kind.OPENAI:
@@ -201,7 +223,7 @@ def _request(
             is_thinking = request.thinking.enabled
         if not is_thinking:
             sampling.pop("thinking_budget", None)
-    return request, is_thinking, sampling
+    return _Asked(request, sampling, is_thinking, responses)
 
 
 def _prompt_request(
@@ -215,7 +237,7 @@ def _prompt_request(
     if not isinstance(is_raw, bool):
         raise InvalidParameterError("raw must be true or false", param="raw")
     body = {k: v for k, v in value.items() if k in _SIMPLE_FIELDS}
-    is_ids = isinstance(prompt, list) and not any(isinstance(item, str | list) for item in prompt)
+    is_ids = isinstance(prompt, list) and not isinstance((prompt or [0])[0], str | list)
     if is_ids or (is_raw and isinstance(prompt, str)):
         return parse_completion({**body, "prompt": prompt})
     if not isinstance(prompt, str):
@@ -242,23 +264,8 @@ def _with_system(body: Any, options: BatchOptions) -> Any:
     return {**body, "messages": [{"role": "system", "content": options.system}, *messages]}
 
 
-def _endpoint(value: Mapping[str, Any]) -> str:
-    method = value.get("method")
-    if method is not None and (not isinstance(method, str) or method.upper() != "POST"):
-        raise InvalidParameterError("method must be POST", param="method")
-    url = value.get("url")
-    if not isinstance(url, str):
-        raise InvalidParameterError("url is missing", param="url")
-    try:
-        path = urlsplit(url).path.rstrip("/")
-    except ValueError as error:
-        raise InvalidParameterError("url cannot be read", param="url") from error
-    if path in (CHAT_URL, COMPLETIONS_URL):
-        return path
-    if path in _KNOWN_URLS:
-        raise UnsupportedEndpointError(f"url: {path} is not supported yet", param="url")
-    raise UnsupportedEndpointError(
-        f"url: there is no endpoint {path[:80]!r}",
-        hint=f"Use {CHAT_URL} or {COMPLETIONS_URL}.",
-        param="url",
-    )
+def _with_instructions(body: Any, options: BatchOptions) -> Any:
+    """The run's system prompt where a request for a response brings none."""
+    if options.system is None or not isinstance(body, dict) or body.get("instructions") is not None:
+        return body
+    return {**body, "instructions": options.system}

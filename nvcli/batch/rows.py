@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import orjson
+
 from nvcli.batch.options import InputFormat
 from nvcli.batch.source import MAX_LINE_BYTES, InputError, open_chunks, split_lines
 from nvcli.errors import UsageError
@@ -66,8 +68,11 @@ def read_rows(
     path: str,
     input_format: InputFormat = InputFormat.AUTO,
     prompt_field: str | None = None,
+    *,
+    is_exact: bool = True,
 ) -> Iterator[Row]:
-    """The rows of an input, blank lines left out.
+    """The rows of an input, blank lines left out. Without `is_exact` whole numbers beyond 64 bits
+    may come out as others, and nesting is not counted: enough for kinds and ids, and much faster.
 
     Raises `UsageError` when it cannot be opened or lacks the column, `InputError` when it cannot
     be read to its end.
@@ -83,7 +88,9 @@ def read_rows(
             delimiter = "\t" if ".tsv" in path.lower() else ","
             yield from _csv_rows(lines, prompt_field, delimiter)
         else:
-            make = _json_row if input_format is InputFormat.JSONL else _text_row
+            make = _text_row
+            if input_format is InputFormat.JSONL:
+                make = _json_row if is_exact else _quick_json_row
             for line in lines:
                 if line.data is None:
                     yield _overlong(line)
@@ -130,6 +137,16 @@ def _json_row(line: int, data: bytes) -> Row:
     except ValueError as error:  # a number with thousands of digits, NaN
         message = f"invalid JSON: {str(error).partition(';')[0][:120]}"
     return Row(line, identity=data, problem=Problem("invalid_json", message))
+
+
+def _quick_json_row(line: int, data: bytes) -> Row:
+    try:
+        value = orjson.loads(data)
+    except ValueError:
+        return _json_row(line, data)  # it may be good all the same, and knows what is wrong
+    if isinstance(value, dict) and {type(value.get("id")), type(value.get("custom_id"))} & {float}:
+        return _json_row(line, data)
+    return Row(line, value, data)
 
 
 # --- tables --------------------------------------------------------------------------------------

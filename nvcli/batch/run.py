@@ -239,7 +239,9 @@ class BatchRun:
                     )
                     return
             self._count(group)
-        line = self._lines.success(record, running.item.prompts, running.outputs)
+        item = running.item
+        params = item.requests[0].params
+        line = self._lines.success(record, item.prompts, running.outputs, params)
         self._emit(running.item.position, line)
 
     def _count(self, group: list[RequestOutput]) -> None:

@@ -58,10 +58,11 @@ class Calibration:
     block_size: int = 16
     weights_efficiency: float | None = None
     flops_efficiency: float | None = None
+    depth: int = 0  # steps the engine launches ahead
 
     @property
     def perf_model(self) -> PerfModel:
-        return PerfModel(self.shape, self.cost, self.budget)
+        return PerfModel(self.shape, self.cost, self.budget, self.depth)
 
     def covers(self, b: float, S: float, p: float) -> bool:
         """Whether a prediction stays within twice of what was measured."""

@@ -7,16 +7,16 @@ interval lies beyond it, and is inconclusive otherwise. A gate never passes on a
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nvcli.bench import metrics, stats
-from nvcli.bench.card import number, percent
-from nvcli.bench.metrics import METRICS, PERCENTILES
+from nvcli.bench.gates import RATES, Gate, GateResult, goodput_counts, judge, rate_samples
+from nvcli.bench.metrics import PERCENTILES
 from nvcli.bench.summary import summarize
+from nvcli.bench.text import number, percent
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from nvcli.bench.summary import Summary
 
 MARGIN = 0.03
-RATES = {"out_tok_s": "output_tokens_per_s", "req_s": "requests_per_s"}
 _TABLE = (
     "ttft.p50",
     "ttft.p99",
@@ -41,23 +40,6 @@ _TABLE = (
     "req_s",
     "goodput",
 )
-_GATE = re.compile(r"\s*([a-z0-9_]+)(?:\.([a-z0-9]+))?\s*(<=|>=)\s*([+-]?[0-9.]+)\s*(%|ms|s)?\s*")
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """`e2e.p99<=+5%` against A, or `goodput>=0.95`, `ttft.p99<=300ms` for B alone."""
-
-    text: str
-    metric: str
-    stat: str
-    is_upper: bool
-    limit: float  # a share for a relative gate, else seconds, tokens/s or a share
-    is_relative: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.metric}.{self.stat}" if self.stat else self.metric
 
 
 @dataclass(slots=True)
@@ -74,44 +56,11 @@ class Row:
 
 
 @dataclass(slots=True)
-class GateResult:
-    gate: str
-    value: float | None
-    low: float | None
-    high: float | None
-    outcome: str  # pass, fail, inconclusive
-
-
-@dataclass(slots=True)
 class Comparison:
     load: str
     rows: list[Row] = field(default_factory=list)
     gates: list[GateResult] = field(default_factory=list)
     unsound: list[str] = field(default_factory=list)
-
-
-def parse_gate(text: str) -> Gate:
-    """Raises `UsageError`."""
-    match = _GATE.fullmatch(text)
-    hint = "Write e2e.p99<=+5%, out_tok_s>=-3%, ttft.p99<=300ms or goodput>=0.95."
-    if match is None:
-        raise UsageError(f"{text!r} is no gate", hint=hint, param="gate")
-    name, stat, sign, value, unit = match.groups()
-    if name in METRICS:
-        stat = stat or "mean"
-        if stat not in (*PERCENTILES, "mean", "max"):
-            raise UsageError(f"{text!r}: there is no statistic {stat!r}", hint=hint, param="gate")
-        if unit is None:
-            raise UsageError(f"{text!r} has no unit", hint=hint, param="gate")
-    elif name not in (*RATES, "goodput") or stat or unit in ("ms", "s"):
-        raise UsageError(f"{text!r} is no gate", hint=hint, param="gate")
-    try:
-        limit = float(value)
-    except ValueError:
-        raise UsageError(f"{text!r} is no gate", hint=hint, param="gate") from None
-    is_relative = unit == "%"
-    scale = {"%": 0.01, "ms": 1e-3}.get(unit or "", 1.0)
-    return Gate(text.strip(), name, stat or "", sign == "<=", limit * scale, is_relative)
 
 
 def statistic(stat: str) -> Callable[[NDArray[np.float64]], float]:
@@ -189,7 +138,7 @@ def _compare_load(
     for row, p in zip(found.rows, stats.holm([r.p for r in found.rows]), strict=True):
         row.p = p
         row.verdict = _verdict(row)
-    found.gates = [_judge(gate, left, right, found.rows) for gate in gates]
+    found.gates = [judge(gate, left, right, found.rows) for gate in gates]
     return found
 
 
@@ -202,7 +151,7 @@ def _row(name: str, left: Sequence[Summary], right: Sequence[Summary]) -> Row | 
     if metric in RATES:
         return _rate_row(name, left, right)
     if metric == "goodput":
-        a, b = _goodput(left), _goodput(right)
+        a, b = goodput_counts(left), goodput_counts(right)
         found = stats.bootstrap_ratio([_indicator(*a)], [_indicator(*b)], statistic("mean"))
         row = Row(name, a[0] / a[1] if a[1] else None, b[0] / b[1] if b[1] else None)
         if found is not None:
@@ -227,7 +176,7 @@ def _row(name: str, left: Sequence[Summary], right: Sequence[Summary]) -> Row | 
 
 
 def _rate_row(name: str, left: Sequence[Summary], right: Sequence[Summary]) -> Row | None:
-    a, b = _rate_samples(name, left), _rate_samples(name, right)
+    a, b = rate_samples(name, left), rate_samples(name, right)
     if not a or not b:
         return None
     row = Row(name, math.fsum(a) / len(a), math.fsum(b) / len(b))
@@ -235,22 +184,6 @@ def _rate_row(name: str, left: Sequence[Summary], right: Sequence[Summary]) -> R
     if found is not None:
         row.change, row.low, row.high, row.p = found.change, found.low, found.high, found.p
     return row
-
-
-def _rate_samples(name: str, side: Sequence[Summary]) -> list[float]:
-    """The rate of each run with repeats; of one run the means of its batches."""
-    if len(side) > 1:
-        rates = [s.json["throughput"][RATES[name]] for s in side]
-        return [r for r in rates if r is not None]
-    return side[0].batches[name]
-
-
-def _goodput(side: Sequence[Summary]) -> tuple[int, int]:
-    sent = sum(s.json["counts"]["sent"] for s in side)
-    good = sum(
-        round((s.json["goodput"]["share_of_sent"] or 0) * s.json["counts"]["sent"]) for s in side
-    )
-    return good, sent
 
 
 def _indicator(good: int, sent: int) -> NDArray[np.float64]:
@@ -269,59 +202,6 @@ def _verdict(row: Row) -> str:
         return "inconclusive"
     more_is_better = row.name in RATES or row.name == "goodput"
     return "better" if is_more == more_is_better else "worse"
-
-
-def _judge(
-    gate: Gate, left: Sequence[Summary], right: Sequence[Summary], rows: Sequence[Row]
-) -> GateResult:
-    if gate.is_relative:
-        row = next((r for r in rows if r.name == gate.name), None)
-        value, low, high = (row.change, row.low, row.high) if row else (None, None, None)
-    else:
-        value, low, high = _absolute(gate, right)
-    outcome = "inconclusive"
-    if gate.is_upper:
-        if high is not None and high <= gate.limit:
-            outcome = "pass"
-        elif low is not None and low > gate.limit:
-            outcome = "fail"
-    elif low is not None and low >= gate.limit:
-        outcome = "pass"
-    elif high is not None and high < gate.limit:
-        outcome = "fail"
-    return GateResult(gate.text, value, low, high, outcome)
-
-
-def _absolute(
-    gate: Gate, side: Sequence[Summary]
-) -> tuple[float | None, float | None, float | None]:
-    """(value, low, high) of B alone."""
-    if gate.metric == "goodput":
-        from scipy.stats import binomtest
-
-        good, sent = _goodput(side)
-        if not sent:
-            return None, None, None
-        interval = binomtest(good, sent).proportion_ci(stats.CONFIDENCE)
-        return good / sent, float(interval.low), float(interval.high)
-    if gate.metric in RATES:
-        values = _rate_samples(gate.metric, side)
-    else:
-        values = sorted(v for s in side for v in s.pools[gate.metric])
-        if gate.stat in PERCENTILES:
-            p = PERCENTILES[gate.stat]
-            value = metrics.stated_percentile(values, p)
-            if value is None:
-                return None, None, None
-            return (value, *stats.order_interval(values, p))
-        if gate.stat == "max":
-            top = values[-1] if values else None
-            return top, top, top
-        values = [v for v in values if math.isfinite(v)]
-    interval_of = stats.mean_interval(values)
-    if interval_of is None:
-        return metrics.finite_mean(values), None, None
-    return metrics.finite_mean(values), interval_of[0], interval_of[1]
 
 
 # --- what comes out ------------------------------------------------------------------------------

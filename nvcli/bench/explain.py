@@ -16,7 +16,9 @@ def model_of(header: dict[str, Any]) -> tuple[PerfModel, Hardware] | None:
     stored = header.get("perf_model")
     if not stored:
         return None
-    model = PerfModel(Shape(**stored["shape"]), Cost(**stored["cost"]), stored["budget"])
+    model = PerfModel(
+        Shape(**stored["shape"]), Cost(**stored["cost"]), stored["budget"], stored.get("depth", 0)
+    )
     return model, Hardware(**stored["hardware"])
 
 

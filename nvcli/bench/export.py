@@ -13,9 +13,10 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench.card import card, number
+from nvcli.bench.card import card
 from nvcli.bench.metrics import DEFINITIONS, METRICS, latencies
 from nvcli.bench.record import dump
+from nvcli.bench.text import number
 from nvcli.errors import NvcliError, UsageError
 
 if TYPE_CHECKING:

@@ -140,10 +140,13 @@ def stated_percentile(ordered: Sequence[float], p: float) -> float | None:
     return percentile(ordered, p) if len(ordered) >= min_samples(p) else None
 
 
+def mean(values: Sequence[float] | Sequence[int]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
 def finite_mean(values: Sequence[float]) -> float | None:
     """Mean of what is finite; None when nothing is."""
-    finite = [v for v in values if math.isfinite(v)]
-    return math.fsum(finite) / len(finite) if finite else None
+    return mean([v for v in values if math.isfinite(v)])
 
 
 def tail_chance(num_tokens: float, share_above: float = 0.01) -> float:

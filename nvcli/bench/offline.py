@@ -8,15 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import calibrate, machine
-from nvcli.bench.engine_run import (
-    Bench,
-    EngineLoop,
-    Point,
-    StepLog,
-    default_points,
-    run_points,
-)
+from nvcli.bench.engine_loop import EngineLoop
+from nvcli.bench.engine_run import Bench, StepLog
 from nvcli.bench.limits import limit_rows
+from nvcli.bench.points import Point, default_points, run_points
 from nvcli.bench.record import RunWriter, new_id, now_ns, runs_folder
 from nvcli.errors import InterruptedRunError
 

@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import calibrate, machine
 from nvcli.bench.children import stub_server
-from nvcli.bench.client import (
-    Client,
-    Endpoint,
-    Load,
-    LoadRun,
-    find_model,
-    probe,
-)
+from nvcli.bench.client import Client, Endpoint, find_model, probe
 from nvcli.bench.engine_run import model_name
 from nvcli.bench.limits import limit_rows
+from nvcli.bench.load_run import Load, LoadRun
 from nvcli.bench.offline import base_header
 from nvcli.bench.record import RunWriter, now_ns
 from nvcli.bench.workload import Arrival, Lengths, Workload
@@ -31,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nvcli.bench.calibrate import Calibration
-    from nvcli.bench.client import LoadResult
+    from nvcli.bench.load_run import LoadResult
     from nvcli.bench.traces import Trace
 
 GAUGE_S = 0.25
@@ -219,6 +213,7 @@ class Session:
                 "shape": asdict(found.shape),
                 "cost": found.cost.as_json(),
                 "budget": found.budget,
+                "depth": found.depth,
                 "hardware": asdict(found.hardware),
             }
             header["limits"] = limit_rows(
@@ -320,5 +315,6 @@ def server_flags(fields: dict[str, Any]) -> list[str]:
     flags = []
     for name, value in fields.items():
         if value is not None:
-            flags += [f"--{names.get(name, name).replace('_', '-')}", str(value)]
+            flag = f"--{names.get(name, name).replace('_', '-')}"
+            flags += [flag] if value is True else [flag, str(value)]
     return flags

@@ -4,9 +4,8 @@
 
 A decode step reads every weight once and the keys and values of all resident tokens; a prefill is
 FLOPs. Costs come from a datasheet with priors for the efficiencies, or from a calibration
-(`calibrate`). Throughput of B requests follows from splitting a second between prefills and decode
-steps; Little's law holds by construction. Prompts beyond the step's token budget take several
-steps, and a step may hold prompts and decodes at once.
+(`calibrate`). Prompts beyond the step's token budget take several steps, and a step may hold
+prompts and decodes at once. `under_load` tells what follows for many requests.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from nvcli.bench import queueing
+from nvcli.bench import under_load
 
 if TYPE_CHECKING:
+    from nvcli.bench.under_load import Prediction
     from nvcli.models.config import ModelConfig
 
 PRIOR_BANDWIDTH, PRIOR_FLOPS = 0.8, 0.6  # efficiencies before anything was measured
@@ -107,6 +107,13 @@ class Hardware:
     flops: float  # dense, of the weights' type
     source: str = "datasheet"
 
+    def times(self, count: int) -> Hardware:
+        """So many of them as one: what tensor parallelism has."""
+        if count == 1:
+            return self
+        name = f"{count} x {self.name}"
+        return Hardware(name, count * self.bandwidth, count * self.flops, self.source)
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -145,27 +152,13 @@ def pairs_of(p: int, c: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """A closed loop of B requests, or an open one at a rate."""
-
-    concurrency: float
-    requests_per_s: float
-    ttft_s: float
-    tpot_s: float | None
-    e2e_s: float
-    output_tokens_per_s: float
-    wait_s: float = 0.0  # for a slot, an upper estimate near saturation
-    wait_p99_s: float = 0.0
-    bound: str = "memory"
-
-
-@dataclass(frozen=True, slots=True)
 class PerfModel:
     """Predicts one model on one machine."""
 
     shape: Shape
     cost: Cost
     budget: int = 16_384  # tokens a step may hold
+    depth: int = 0  # steps launched ahead of the one that runs
 
     # --- one step ---------------------------------------------------------------------------------
 
@@ -216,80 +209,25 @@ class PerfModel:
 
     # --- under load -------------------------------------------------------------------------------
 
-    def prefill_share(self, n_in: int) -> float:
-        """What a prompt adds to a step that decodes anyway."""
-        return (
-            max(self.prefill(n_in) - self.step(0, 0), 0.0)
-            if n_in <= self.budget
-            else (self.prefill(n_in))
-        )
-
-    def cycle(self, b: float, n_in: int, n_out: float) -> tuple[float, float, float]:
-        """(decode step, prefill, time of a whole request) with b requests running."""
-        step = self.decode(b, n_in + n_out / 2)
-        alone = self.prefill(n_in)
-        prefill = alone if b <= 1 else self.prefill_share(n_in)
-        return step, prefill, max(n_out - 1, 0) * step + (b - 1) * prefill + alone
-
     def throughput(self, b: float, n_in: int, n_out: float) -> float:
-        """X(B) = B / (O t_dec(B) + B T_p) requests/s; the first token comes with the prefill."""
-        return b / self.cycle(b, n_in, n_out)[2]
+        """X(B): requests a second with b running."""
+        return under_load.throughput(self, b, n_in, n_out)
 
     def closed(self, b: int, n_in: int, n_out: float, slots: int | None = None) -> Prediction:
         """A closed loop of b requests, of which `slots` run at once."""
-        running = min(b, slots) if slots else b
-        step, prefill, whole = self.cycle(running, n_in, n_out)
-        rate = running / whole
-        queue = (b - running) / rate
-        alone = self.prefill(n_in)
-        # The arriving request waits for half of the step that runs, then shares its first step
-        # with those that decode.
-        ttft = alone if running == 1 else (step / 2 + max(step, alone) + prefill * (running > 1))
-        ttft = min(ttft, whole) + queue
-        tpot = None
-        if n_out > 1:
-            tpot = step + (running - 1) * prefill / n_out
-        return Prediction(
-            concurrency=b,
-            requests_per_s=rate,
-            ttft_s=ttft,
-            tpot_s=tpot,
-            e2e_s=b / rate,
-            output_tokens_per_s=rate * n_out,
-            wait_s=queue,
-            bound="compute" if self.is_compute_bound(running) else "memory",
-        )
+        return under_load.closed(self, b, n_in, n_out, slots)
 
     def open(
         self, rate: float, n_in: int, n_out: float, slots: int, arrival_cv: float = 1.0
     ) -> Prediction | None:
         """Arrivals at a rate; None where the queue would grow for ever."""
-        queue = queueing.birth_death(rate, lambda n: self.throughput(n, n_in, n_out), slots)
-        if queue is None:
-            return None
-        top = self.throughput(slots, n_in, n_out)
-        wait = queue.W_q * queueing.burstiness(arrival_cv, 1.0)
-        step, prefill, _ = self.cycle(max(queue.L, 1.0), n_in, n_out)
-        alone = self.prefill(n_in)
-        busy = queueing.md1_wait(rate, prefill or alone)
-        ttft = alone + step / 2 * min(queue.L, 1.0) + (busy or 0.0) + wait
-        e2e = queue.W - queue.W_q + wait
-        tpot = max(e2e - ttft, 0.0) / (n_out - 1) if n_out > 1 else None
-        return Prediction(
-            concurrency=rate * e2e,
-            requests_per_s=rate,
-            ttft_s=ttft,
-            tpot_s=tpot,
-            e2e_s=e2e,
-            output_tokens_per_s=rate * n_out,
-            wait_s=wait,
-            wait_p99_s=queueing.wait_p99(queue.p_wait, top, rate),
-            bound="compute" if self.is_compute_bound(queue.L) else "memory",
-        )
+        return under_load.open_loop(self, rate, n_in, n_out, slots, arrival_cv)
 
     def serial_share(self, n_in: int, n_out: float) -> float:
         """sigma of Amdahl's law: what batching cannot share of a lone request's time, while the
         linear layers are bound by memory."""
         own = self.cost.per_sequence + self.cost.per_kv_token * (n_in + n_out / 2)
-        alone = self.cycle(1, n_in, n_out)[2]
-        return min((n_out * own + self.prefill_share(n_in)) / alone, 1.0)
+        prompt = self.prefill(n_in)
+        if n_in <= self.budget:  # it shares a step with those that decode
+            prompt = max(prompt - self.step(0, 0), 0.0)
+        return min((n_out * own + prompt) * self.throughput(1, n_in, n_out), 1.0)

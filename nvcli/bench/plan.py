@@ -10,13 +10,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench.card import number
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
 from nvcli.bench.sweep import ladder
+from nvcli.bench.text import number
 
 if TYPE_CHECKING:
     from nvcli.bench.calibrate import Calibration
-    from nvcli.bench.perf_model import Hardware, PerfModel, Prediction
+    from nvcli.bench.perf_model import Hardware, PerfModel
+    from nvcli.bench.under_load import Prediction
 
 
 @dataclass(slots=True)

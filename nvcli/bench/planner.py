@@ -74,7 +74,7 @@ def make_plan(
     budget = 16_384 if kind == "cuda" else 1_024
     return Plan(
         name,
-        PerfModel(shape, Cost.from_datasheet(shape, hardware), budget),
+        PerfModel(shape, Cost.from_datasheet(shape, hardware), budget, int(kind == "cuda")),
         hardware,
         n_in,
         n_out,

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvcli.bench import metrics
-from nvcli.bench.card import number
 from nvcli.bench.children import stub_server
-from nvcli.bench.client import Client, Endpoint, Load, LoadRun
+from nvcli.bench.client import Client, Endpoint
+from nvcli.bench.load_run import Load, LoadRun
 from nvcli.bench.online import client_ceiling
 from nvcli.bench.stub import CYCLE, Timetable
+from nvcli.bench.text import number
 from nvcli.bench.workload import Arrival, Lengths, Workload
 
 if TYPE_CHECKING:

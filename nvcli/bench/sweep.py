@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench.card import number, percent
 from nvcli.bench.fit import Scaling, fit_scaling
+from nvcli.bench.text import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

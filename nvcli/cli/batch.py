@@ -199,7 +199,9 @@ def batch(
     gpu_memory_utilization: options.MemoryOpt = None,
     kv_cache_dtype: options.KVCacheDTypeOpt = None,
     max_num_seqs: options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
+    enforce_eager: options.EnforceEagerOpt = False,
     temperature: options.TemperatureOpt = None,
     top_p: options.TopPOpt = None,
     top_k: options.TopKOpt = None,
@@ -250,7 +252,9 @@ def batch(
         memory_utilization=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
         max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
         load_format=load_format,
+        enforce_eager=enforce_eager,
     )
     sampling = check_sampling(
         temperature=temperature,

@@ -172,11 +172,10 @@ def _model(config: EngineConfig, folder: Path) -> Any:
 
 
 def _dtypes(config: EngineConfig, model: ModelConfig, device: Any) -> tuple[Any, Any]:
-    from nvcli.engine.model_runner import resolve_dtype
+    from nvcli.engine.model_runner import resolve_dtype, resolve_kv_dtype
 
     dtype = resolve_dtype(config.dtype, device, model.dtype)
-    named = config.kv_cache_dtype
-    return dtype, dtype if named == "auto" else resolve_dtype(named, device, model.dtype)
+    return dtype, resolve_kv_dtype(config.kv_cache_dtype, dtype)
 
 
 def _attention(config: EngineConfig, model: ModelConfig, device: Any) -> Check:

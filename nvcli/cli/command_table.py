@@ -17,7 +17,7 @@ _CHOICES = re.compile(r"[a-z0-9-]+(?:\|[A-Za-z0-9-]+)+")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _WORDS = {
     "dtype": _DTYPES,
-    "kv_cache_dtype": _DTYPES,
+    "kv_cache_dtype": (*_DTYPES, "fp8"),
     "show_thinking": ("auto", "full", "fold", "hide"),
 }
 _DYNAMIC = {"model": "models", "session": "sessions", "profile": "profiles"}

@@ -191,7 +191,7 @@ KVCacheDTypeOpt = Annotated[
         "--kv-cache-dtype",
         metavar="NAME",
         group=MODEL,
-        help="Type of cached keys and values; auto follows --dtype.",
+        help="Type of cached keys and values, also fp8 (half of 16 bits); auto follows --dtype.",
     ),
 ]
 LoadFormatOpt = Annotated[
@@ -201,6 +201,14 @@ LoadFormatOpt = Annotated[
         metavar="auto|safetensors|dummy",
         group=MODEL,
         help="dummy fills random weights, for speed work without a download.",
+    ),
+]
+EnforceEagerOpt = Annotated[
+    bool,
+    _option(
+        "--enforce-eager",
+        group=MODEL,
+        help="Launch each kernel by itself, without CUDA graphs; to look for a fault.",
     ),
 ]
 MaxModelLenOpt = Annotated[
@@ -231,6 +239,17 @@ MaxNumSeqsOpt = Annotated[
         metavar="N",
         group=MODEL,
         help="Sequences running at once; default 256 (CPU: 16).",
+    ),
+]
+TensorParallelOpt = Annotated[
+    int | None,
+    _option(
+        "--tensor-parallel-size",
+        "--tp",
+        parser=_INT,
+        metavar="N",
+        group=MODEL,
+        help="GPUs that hold the model together (CPU: processes); default 1.",
     ),
 ]
 

@@ -195,6 +195,25 @@ StoreOpt = Annotated[
     ),
 ]
 
+McpOpt = Annotated[
+    Path | None,
+    _option(
+        "--mcp",
+        metavar="FILE",
+        group=ACCESS,
+        help="MCP servers that requests may name by label: the usual mcpServers JSON.",
+    ),
+]
+McpAllowOpt = Annotated[
+    list[str] | None,
+    _option(
+        "--mcp-allow",
+        metavar="URL_PREFIX",
+        group=ACCESS,
+        help="Requests may bring MCP servers under this URL; may be given again.",
+    ),
+]
+
 StorageOpt = Annotated[
     Path | None,
     _option(
@@ -226,13 +245,17 @@ def serve(
     gpu_memory_utilization: options.MemoryOpt = None,
     kv_cache_dtype: options.KVCacheDTypeOpt = None,
     max_num_seqs: options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
+    enforce_eager: options.EnforceEagerOpt = False,
     host: HostOpt = "127.0.0.1",
     port: PortOpt = 8000,
     uds: UdsOpt = None,
     ready_file: ReadyFileOpt = None,
     api_key_file: KeyFileOpt = None,
     cors_origin: CorsOpt = None,
+    mcp: McpOpt = None,
+    mcp_allow: McpAllowOpt = None,
     metrics: MetricsOpt = MetricsChoice.KEY,
     served_model_name: NameOpt = None,
     think: ThinkOpt = True,
@@ -264,7 +287,9 @@ def serve(
         memory_utilization=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
         max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
         load_format=load_format,
+        enforce_eager=enforce_eager,
         generation_config=generation_config.value,
     )
     config = ServerConfig(
@@ -277,6 +302,8 @@ def serve(
         max_queue=max_queue,
         request_timeout=request_timeout,
         cors_origins=tuple(cors_origin or ()),
+        mcp_file=mcp,
+        mcp_allow=tuple(mcp_allow or ()),
         metrics=metrics.value,
         log_requests=log_requests,
         drain_timeout=drain_timeout,

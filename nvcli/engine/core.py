@@ -15,7 +15,8 @@ One stream: the device runs plans in launch order, all of them. That is the only
 that ended gives its slot and blocks away at once, although a launched step may still write there.
 
 Errors end sequences, never the loop: when a step cannot be launched or read, its sequences finish
-with `FinishReason.ERROR`, and so does one whose masks leave no token. Not thread-safe: one thread
+with `FinishReason.ERROR`, and so does one whose masks leave no token. Only `EngineClosedError`,
+after which the device can run nothing, is raised. Not thread-safe: one thread
 calls everything here.
 """
 
@@ -30,6 +31,7 @@ from nvcli.engine.block_manager import BlockManager
 from nvcli.engine.scheduler import Scheduler
 from nvcli.errors import (
     ContextLengthError,
+    EngineClosedError,
     EngineError,
     InvalidParameterError,
     NvcliError,
@@ -185,6 +187,8 @@ class EngineCore:
     def _launch(self, plan: StepPlan) -> bool:
         try:
             ticket = self._device.launch(plan)
+        except EngineClosedError:
+            raise  # no later step can run either
         except Exception as error:  # noqa: BLE001 - ends the step's sequences, not the engine
             self._fail([plan], error)
             return False
@@ -196,6 +200,8 @@ class EngineCore:
         """Read a step: the only place where the host waits for the device."""
         try:
             result = self._device.collect(ticket)
+        except EngineClosedError:
+            raise
         except Exception as error:  # noqa: BLE001 - ends the sequences it touched, not the engine
             # Later steps build on what this one computed, so they are lost as well.
             self._fail([ticket.plan, *(later.plan for later in self._tickets)], error)

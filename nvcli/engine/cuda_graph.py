@@ -66,7 +66,7 @@ class Capture:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, body: Callable[[], None]) -> Any:
         """-> an object whose `replay` enqueues what `body` enqueued."""
@@ -196,6 +196,7 @@ class GraphRunner:
             block_ids=[],
             is_padded=True,
             is_decode=is_decode,
+            kv_scales=state.kv_cache.scales,
         )
         hidden = self.model.forward(batch)  # [T, E]
         if not is_decode:

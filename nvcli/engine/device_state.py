@@ -218,6 +218,7 @@ class DeviceState:
                 row.seq.block_table[: -(-key_len // self.block_size)]
                 for row, key_len in zip(rows, key_lens, strict=True)
             ],
+            kv_scales=self.kv_cache.scales,
         )
         masks = masks_of(plan, sample_rows)
         return StepInputs(batch, sample_rows, sample_slots, sample_positions, masks)

@@ -78,6 +78,14 @@ class EngineThread:
         if threading.current_thread() is not self._thread:  # it may be the last to drop an LLM
             self._thread.join()
 
+    def fail(self, error: NvcliError) -> None:
+        """End the thread: the engine cannot go on. From any thread; does not wait."""
+
+        def stop() -> None:
+            raise error
+
+        self._post_if_open(stop)
+
     @property
     def is_alive(self) -> bool:
         return self._error is None
@@ -113,6 +121,8 @@ class EngineThread:
                 self._drain_inbox()
                 if self._engine.has_unfinished:
                     self._hand_out(self._engine.step())
+        except EngineClosedError as exc:
+            error = exc
         except Exception as exc:
             logger.debug("the engine thread ended", exc_info=exc)
             error = EngineClosedError(

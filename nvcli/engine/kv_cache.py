@@ -8,6 +8,8 @@
 The dummy block belongs to no sequence: unused block-table entries, padding rows and graph capture
 point at it, so whatever they read or write reaches no request.
 
+In float8_e4m3fn what is stored is K and V over a scale each, by layer and head (`fp8_scales`).
+
 On CUDA a block is stored as [Hk, P, D], so that a kernel reads one head's keys of a block as one
 piece; on the CPU as [P, Hk, D], so that one token is one piece. Callers see [N + 1, P, Hk, D]
 either way.
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 
 from nvcli.errors import OutOfMemoryError, UsageError
+from nvcli.kernels.reference import FP8_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +59,20 @@ class KVCacheSpec:
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+
+def fp8_scales(limits: Tensor) -> Tensor:
+    """What keys and values are divided by before they are stored in float8_e4m3fn.
+
+    limits: [...] float32, bounds on their size -> [...] float32
+
+    The least power of two under which nothing can overflow. A power of two costs no rounding of its
+    own, and a floating-point type loses nothing when a bound is loose by some octaves; so scales
+    follow from the weights alone, and are the same for whatever is generated.
+    """
+    mantissa, exponent = torch.frexp(limits.float().cpu().clamp(min=1e-6) / FP8_MAX)
+    exponent = exponent - (mantissa == 0.5).int()  # limits / FP8_MAX <= 2 ** exponent
+    return ((exponent + 127) << 23).view(torch.float32).to(limits.device)
 
 
 def format_bytes(size: int) -> str:
@@ -156,9 +173,20 @@ def _lazy_zeros(size: int) -> Tensor:
 class KVCache:
     """The pool and its views per layer."""
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
-        """Raises `OutOfMemoryError` when the device has no room for it."""
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        device: torch.device,
+        scales: Tensor | None = None,
+    ) -> None:
+        """scales: [L, 2, Hk] float32, with float8_e4m3fn.
+
+        Raises `OutOfMemoryError` when the device has no room for it.
+        """
+        assert (scales is not None) == (spec.dtype == torch.float8_e4m3fn), "fp8 has scales"
         self.spec = spec
+        self.scales = None if scales is None else list(scales.to(device))  # per layer [2, Hk]
         self.num_blocks = num_blocks  # without the dummy
         self.dummy_block = num_blocks
         num_stored, is_cuda = num_blocks + 1, device.type == "cuda"
@@ -171,7 +199,8 @@ class KVCache:
         try:
             # zeros, so that a masked key that was never written cannot be a NaN
             if is_cuda:
-                pool = torch.zeros(shape, dtype=spec.dtype, device=device)
+                bits = spec.dtype if scales is None else torch.uint8
+                pool = torch.zeros(shape, dtype=bits, device=device).view(spec.dtype)
             else:
                 pool = _lazy_zeros(num_stored * spec.bytes_per_block).view(spec.dtype).view(shape)
         except _REFUSALS as error:

@@ -23,6 +23,7 @@ from nvcli.engine.kv_cache import (
     available_memory,
     check_model_len,
     format_bytes,
+    fp8_scales,
     size_pool,
 )
 from nvcli.engine.sampler import Sampler
@@ -30,11 +31,14 @@ from nvcli.engine.sequence import Sequence
 from nvcli.engine.step import Row, SlotInit, StepPlan
 from nvcli.engine.step_runner import StepRunner
 from nvcli.errors import DeviceError, EngineError, OutOfMemoryError
+from nvcli.parallel import SOLO, TPGroup
 from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from torch import Tensor
 
     from nvcli.config import EngineConfig
     from nvcli.engine.cuda_graph import GraphRunner
@@ -52,13 +56,15 @@ class StartupReport:
 
     device: str
     dtype: str
+    kv_cache_dtype: str
     attention_backend: str
     attention_reason: str
     max_model_len: int
     num_blocks: int
     block_size: int
     pool_bytes: int
-    weights_bytes: int
+    weights_bytes: int  # of this rank, as `pool_bytes`
+    tensor_parallel_size: int = 1
     num_graphs: int = 0
     graph_bytes: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
@@ -87,6 +93,15 @@ def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> tor
     return dtype
 
 
+def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """`auto`: as the activations, which are `dtype`."""
+    if name in ("auto", "fp8"):
+        return dtype if name == "auto" else torch.float8_e4m3fn
+    named = getattr(torch, name)
+    assert isinstance(named, torch.dtype), name
+    return named
+
+
 class ModelRunner(StepRunner):
     """Implements `StepDevice`. One thread at a time; plans run in launch order."""
 
@@ -99,6 +114,7 @@ class ModelRunner(StepRunner):
         vocab_size: int | None = None,
         model: Model | None = None,
         attention: AttentionBackend | None = None,
+        group: TPGroup = SOLO,
     ) -> None:
         """Load the model and reserve the KV cache.
 
@@ -106,6 +122,8 @@ class ModelRunner(StepRunner):
             folder: the checkpoint; not read when `model` is given.
             vocab_size: ids the tokenizer knows; the model's may be padded beyond it.
             model, attention: used instead of the checkpoint's and the fastest.
+            group: holds the model together; each of its ranks makes a runner, with the same
+                arguments, at the same time.
 
         Raises:
             UsageError: `max_model_len` is beyond the model.
@@ -116,6 +134,8 @@ class ModelRunner(StepRunner):
         self._is_closed = False
         self.config = config
         self.model_config = model_config
+        self.group = group
+        self.reports = group.rank == 0
         self.device = resolve_device(config.device)
         kind = self.device.type
         self.dtype = resolve_dtype(config.dtype, self.device, model_config.dtype)
@@ -126,25 +146,30 @@ class ModelRunner(StepRunner):
         self.depth = 1 if is_ahead else 0
         self.block_size = config.block_size
         self.max_model_len = check_model_len(config.max_model_len, model_config.max_model_len)
-        kv_dtype = resolve_dtype(config.kv_cache_dtype, self.device, model_config.dtype)
         self._spec = KVCacheSpec(
             num_layers=model_config.num_layers,
-            num_kv_heads=model_config.num_kv_heads,
+            num_kv_heads=max(1, model_config.num_kv_heads // group.size),
             head_dim=model_config.head_dim,
             block_size=config.block_size,
-            dtype=self.dtype if config.kv_cache_dtype == "auto" else kv_dtype,
+            dtype=resolve_kv_dtype(config.kv_cache_dtype, self.dtype),
         )
         stage_s: dict[str, float] = {}
         memory_before = self._free_memory()
         with _stage(stage_s, "weights"):
             self.model = model if model is not None else self._load_model(folder)
         self._weights_bytes = _num_bytes(self.model)
+        self._kv_scales: Tensor | None = None  # [L, 2, Hk]
+        if self._spec.dtype == torch.float8_e4m3fn:
+            with torch.inference_mode():
+                self._kv_scales = fp8_scales(self.model.kv_limits())
         with _stage(stage_s, "attention"):
             self.attention, reason = (
                 (attention, "given") if attention is not None else self._select_attention()
             )
         with _stage(stage_s, "profile"):
-            self.num_blocks = self._settle_num_blocks(memory_before)
+            num_blocks = self._settle_num_blocks(memory_before)
+            limits = [num_blocks, self.max_model_len]
+            self.num_blocks, self.max_model_len = group.least(limits, self.device)
         with _stage(stage_s, "kv_cache"):
             self._allocate(self.num_blocks)
         with _stage(stage_s, "graphs"):
@@ -152,6 +177,7 @@ class ModelRunner(StepRunner):
         self.startup = StartupReport(
             device=torch.cuda.get_device_name(self.device) if kind == "cuda" else "cpu",
             dtype=str(self.dtype).removeprefix("torch."),
+            kv_cache_dtype=str(self._spec.dtype).removeprefix("torch."),
             attention_backend=getattr(self.attention, "name", type(self.attention).__name__),
             attention_reason=reason,
             max_model_len=self.max_model_len,
@@ -159,6 +185,7 @@ class ModelRunner(StepRunner):
             block_size=self.block_size,
             pool_bytes=self.kv_cache.nbytes,
             weights_bytes=self._weights_bytes,
+            tensor_parallel_size=group.size,
             num_graphs=self.graphs.num_graphs if self.graphs is not None else 0,
             graph_bytes=graph_bytes,
             stage_s=stage_s,
@@ -176,6 +203,7 @@ class ModelRunner(StepRunner):
             device=self.device,
             dtype=self.dtype,
             load_format=self.config.load_format,
+            group=self.group,
         )
 
     def _select_attention(self) -> tuple[AttentionBackend, str]:
@@ -188,6 +216,10 @@ class ModelRunner(StepRunner):
             head_dim=self._spec.head_dim,
             block_size=self.block_size,
         )
+
+    @property
+    def _logits_width(self) -> int:
+        return self.group.padded(self.model_config.vocab_size)
 
     def _free_memory(self) -> int:
         if self.device.type == "cpu":
@@ -210,12 +242,12 @@ class ModelRunner(StepRunner):
     def _kv_budget(self, memory_before: int) -> int:
         """Bytes for the KV cache: the share of memory, less what everything else takes."""
         share = self.config.memory_utilization or DEFAULT_SHARE[self.device.type]
-        if self.device.type == "cpu":
-            return int(share * memory_before) - self._weights_bytes
+        if self.device.type == "cpu":  # whose memory all ranks share
+            return int(share * memory_before / self.group.size) - self._weights_bytes
         peak = self._profile()
         free, total = torch.cuda.mem_get_info(self.device)
         # tables that the first request with penalties or a bias brings
-        tables = (self.max_num_seqs + 1) * self.model_config.vocab_size * 9
+        tables = (self.max_num_seqs + 1) * self._logits_width * 9
         return int(share * total) - (total - free) - peak - tables
 
     def _profile(self) -> int:
@@ -303,11 +335,11 @@ class ModelRunner(StepRunner):
             yield plan
 
     def _allocate(self, num_blocks: int) -> None:
-        self.kv_cache = KVCache(self._spec, num_blocks, self.device)
+        self.kv_cache = KVCache(self._spec, num_blocks, self.device, self._kv_scales)
         self.state = DeviceState(
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,
-            padded_vocab_size=self.model_config.vocab_size,
+            padded_vocab_size=self._logits_width,
             kv_cache=self.kv_cache,
             device=self.device,
         )

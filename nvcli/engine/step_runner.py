@@ -42,6 +42,10 @@ class Model(Protocol):
         """[R, E] -> [R, V], into `out` where it is given."""
         ...
 
+    def kv_limits(self) -> Tensor:
+        """[L, 2, Hk]: bounds on keys and values; asked for where the cache is in fp8."""
+        ...
+
 
 @dataclass(slots=True)
 class RunnerTicket:
@@ -68,6 +72,7 @@ class StepRunner:
     sampler: Sampler
     graphs: GraphRunner | None  # captured steps, on CUDA
     _step_sampler: StepSampler | None  # the sampling kernel and what stands in for it, on CUDA
+    reports: bool = True  # whether results go to the host: on one rank of a group only
     _is_closed: bool
 
     def launch(self, plan: StepPlan) -> RunnerTicket:
@@ -134,7 +139,7 @@ class StepRunner:
 
     def _send(self, ticket: RunnerTicket, pieces: list[Tensor]) -> RunnerTicket:
         """Start the copy of a step's results to the host.  pieces: int32, [...] each."""
-        if pieces:
+        if pieces and self.reports:
             output = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             if self.device.type == "cuda":
                 ticket.output = torch.empty(output.shape, dtype=torch.int32, pin_memory=True)

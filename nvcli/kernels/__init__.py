@@ -196,6 +196,7 @@ def rope_norm_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """`rope_norm` of queries and keys, and `store_kv` of the rotated keys and the values.
 
@@ -204,34 +205,53 @@ def rope_norm_store(
     cos, sin:          [T, D] float32; sin is negative in its first half
     k_cache, v_cache:  [N, P, Hk, D]  written in place
     slot_mapping:      [T] int64      block * P + offset; -1 skips the token
+    kv_scales:         [2, Hk]        as in `store_kv`
     returns q          [T, Hq, D]
     """
     head_dim = qkv.shape[2]
-    if _use_triton(qkv) and head_dim & (head_dim - 1) == 0:
+    if _use_triton(qkv) and head_dim & (head_dim - 1) == 0 and _has_dtype(k_cache):
         from nvcli.kernels import rotary_store
 
         return rotary_store.rope_norm_store(
-            qkv, weight, cos, sin, eps, k_cache, v_cache, slot_mapping
+            qkv, weight, cos, sin, eps, k_cache, v_cache, slot_mapping, kv_scales
         )
     num_qk = qkv.shape[1] - k_cache.shape[2]
     num_heads = num_qk - k_cache.shape[2]
     qk = rope_norm(qkv[:, :num_qk], weight, cos, sin, eps)
-    store_kv(qk[:, num_heads:], qkv[:, num_qk:], k_cache, v_cache, slot_mapping)
+    k, v = qk[:, num_heads:], qkv[:, num_qk:]
+    store_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     return qk[:, :num_heads]
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: Tensor | None = None,
+) -> None:
     """Scatter this step's keys and values into the paged cache.
 
     k, v:              [T, Hk, D]     any row stride, unit stride in D
     k_cache, v_cache:  [N, P, Hk, D]  written in place; any strides, unit in D
     slot_mapping:      [T] int64      block * P + offset; -1 skips the row
+    kv_scales:         [2, Hk] float32, powers of two, with an fp8 cache alone: what is stored is
+                       k / kv_scales[0] and v / kv_scales[1]
     """
-    if _use_triton(k):
+    assert (kv_scales is not None) == (k_cache.dtype == torch.float8_e4m3fn), "fp8 has scales"
+    if _use_triton(k) and _has_dtype(k_cache):
         from nvcli.kernels import kv_store
 
-        kv_store.store_kv(k, v, k_cache, v_cache, slot_mapping)
+        kv_store.store_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     elif _use_fast and k.device.type == "cpu" and k_cache.is_contiguous() and len(slot_mapping):
-        cpu.store_kv(k, v, k_cache, v_cache, slot_mapping)
+        cpu.store_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     else:
-        reference.store_kv(k, v, k_cache, v_cache, slot_mapping)
+        reference.store_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
+
+
+def _has_dtype(cache: Tensor) -> bool:
+    """Whether kernels for this device know the cache's type: fp8 from compute capability 8.9."""
+    if cache.dtype != torch.float8_e4m3fn or cache.device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(cache.device) >= (8, 9)

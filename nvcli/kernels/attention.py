@@ -36,11 +36,13 @@ class AttentionBackend(Protocol):
         v_cache: Tensor,
         batch: ForwardBatch,
         softmax_scale: float,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """The meaning is `reference.paged_attention`.
 
         q:                 [T, Hq, D]
         k_cache, v_cache:  [N, P, Hk, D]   one layer's, any strides, unit in D
+        kv_scales:         [2, Hk]         with an fp8 cache, as in `kernels.store_kv`
         returns            [T, Hq, D]; rows without keys (padding) are finite
         """
         ...
@@ -95,13 +97,16 @@ def attend_qkv(
     v_cache: Tensor,
     batch: ForwardBatch,
     softmax_scale: float,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Norm and rotate q and k, store k and v, attend.
 
     qkv:               [T, Hq + 2 Hk, D]
     weight, cos, sin:  as in `kernels.rope_norm_store`
     k_cache, v_cache:  [N, P, Hk, D]   one layer's, written at batch.slot_mapping
+    kv_scales:         [2, Hk]         with an fp8 cache, as in `kernels.store_kv`
     returns            [T, Hq, D]
     """
-    q = kernels.rope_norm_store(qkv, weight, cos, sin, eps, k_cache, v_cache, batch.slot_mapping)
-    return batch.attention.forward(q, k_cache, v_cache, batch, softmax_scale)
+    slots = batch.slot_mapping
+    q = kernels.rope_norm_store(qkv, weight, cos, sin, eps, k_cache, v_cache, slots, kv_scales)
+    return batch.attention.forward(q, k_cache, v_cache, batch, softmax_scale, kv_scales)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from nvcli.kernels.reference import quantise
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -48,10 +50,20 @@ def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: f
     return out
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: Tensor | None = None,
+) -> None:
     """The cache is contiguous, so that a slot is a row of one matrix."""
     if slot_mapping.min() < 0:  # rows of shared blocks; rare, and no device to wait for
         keep = slot_mapping >= 0
         slot_mapping, k, v = slot_mapping[keep], k[keep], v[keep]
+    if kv_scales is not None:
+        k, v = quantise(k, kv_scales[0]), quantise(v, kv_scales[1])
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k.to(k_cache.dtype))
     v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v.to(v_cache.dtype))

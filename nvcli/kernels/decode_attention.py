@@ -31,6 +31,7 @@ MERGED_AT_ONCE = 32  # parts of one query head each: a tile of so many rows
 @triton.jit  # type: ignore[untyped-decorator]
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, Hq, D]
+    scales_ptr,  # FP8: [2, Hk] float32
     k_cache_ptr,  # [N, P, Hk, D], strided
     v_cache_ptr,
     block_table_ptr,  # [S, M] int32
@@ -55,6 +56,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr,
     MERGE: tl.constexpr,
     PRECISION: tl.constexpr,
+    FP8: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. What to do: one record, all of whose numbers are loaded at once, before it is known whether
@@ -82,6 +84,13 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     is_head = (g < G)[:, None]
     heads = (head * G + g)[:, None] * D + d[None, :]
     q = tl.load(q_ptr + token * q_row_stride + heads, mask=is_head, other=0.0)
+    value_scale = 1.0
+    if FP8:
+        # Float16 holds every value of the cache, and has the cheapest way to it.
+        scale_log2 *= tl.load(scales_ptr + head)
+        value_scale = tl.load(scales_ptr + HK + head)
+        if q.dtype == tl.bfloat16:
+            q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
     table = block_table_ptr + slot * table_row_stride
     head_offset = head * HEAD_STRIDE
     best = tl.full((ROWS,), -1e30, tl.float32)
@@ -105,7 +114,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         acc += tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
         best = new_best
     # Without keys (padding) all is zero, and so is the result.
-    mixed = acc / tl.where(total > 0, total, 1.0)[:, None]
+    mixed = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
     out = out_ptr + token * (HK * G * D) + heads
     if splits == 1:
         tl.store(out, mixed.to(out_ptr.dtype.element_ty), mask=is_head)
@@ -160,6 +169,7 @@ def decode_attention(
     counters: Tensor,
     softmax_scale: float,
     out: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Attention of the plan's rows of one token, into `out`. Reference:
     `reference.paged_attention`.
@@ -168,9 +178,10 @@ def decode_attention(
     out:               [T, Hq, D]      rows of more tokens stay as they are
     k_cache, v_cache:  [N, P, Hk, D]   equal strides, unit in D; P and D powers of two
     block_table:       [S, M] int32
+    kv_scales:         [2, Hk] float32, contiguous, with an fp8 cache
     counters:          [B, Hk] int32, or longer; zeros, and zeros again afterwards
 
-    Reads 2 K Hk D elements for K keys of all rows together. Grid: KV heads by items.
+    Reads 2 K Hk D elements of the cache for K keys of all rows together. Grid: KV heads by items.
     """
     num_heads, head_dim = out.shape[1:]
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -189,6 +200,7 @@ def decode_attention(
     group = triton.next_power_of_2(group_size)
     _decode_kernel[(num_kv_heads, num_items)](
         q,
+        lse if kv_scales is None else kv_scales,
         k_cache,
         v_cache,
         block_table,
@@ -213,5 +225,6 @@ def decode_attention(
         GROUP=group,
         MERGE=max(1, MERGED_AT_ONCE // group),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        FP8=kv_scales is not None,
         **launch_options(q.device, num_warps=2, num_stages=3),
     )

@@ -42,6 +42,8 @@ class _FlashAttention:
         major, minor = torch.cuda.get_device_capability(device)
         if major not in cls.capabilities:
             return f"it has no kernels for compute capability {major}.{minor}"
+        if dtype == torch.float8_e4m3fn:
+            return "it has no fp8 KV cache"
         if dtype not in FLASH_DTYPES:
             return f"it needs float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
         if head_dim > MAX_HEAD_DIM or head_dim % 8:
@@ -67,7 +69,9 @@ class FlashAttention2(_FlashAttention):
         v_cache: Tensor,
         batch: ForwardBatch,
         softmax_scale: float,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
+        assert kv_scales is None, "refused before: see `obstacle`"
         if batch.plan is None:
             cu_seqlens_k = torch.nn.functional.pad(
                 batch.seq_lens.cumsum(0, dtype=torch.int32), (1, 0)
@@ -103,7 +107,9 @@ class FlashAttention3(_FlashAttention):
         v_cache: Tensor,
         batch: ForwardBatch,
         softmax_scale: float,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
+        assert kv_scales is None, "refused before: see `obstacle`"
         if batch.plan is None:
             batch.plan = batch.gather_block_tables()
         out = self._library.flash_attn_with_kvcache(

@@ -11,6 +11,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@triton.jit
+def quantise(x, scale):  # type: ignore[no-untyped-def]
+    """x / scale on the grid of float8_e4m3fn, still float32: the conversion that follows is exact
+    everywhere, also in the interpreter, whose own rounds half up. Reference: `reference.quantise`.
+
+    scale: a power of two, so that dividing is exact
+    """
+    y = tl.minimum(tl.maximum(x.to(tl.float32) / scale, -448.0), 448.0)
+    # Three bits of mantissa, ties to even; below 2**-6, steps of 2**-9.
+    bits = y.to(tl.int32, bitcast=True)
+    bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000
+    normal = bits.to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(y) < 0.015625, (y + 24576.0) - 24576.0, normal)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _store_kv_kernel(  # type: ignore[no-untyped-def]
     k_ptr,  # [T, Hk, D]
@@ -18,6 +33,7 @@ def _store_kv_kernel(  # type: ignore[no-untyped-def]
     k_cache_ptr,  # [N, P, Hk, D], strided
     v_cache_ptr,
     slot_mapping_ptr,  # [T] int64
+    scales_ptr,  # FP8: [2, Hk] float32
     k_row_stride,
     k_head_stride,
     v_row_stride,
@@ -30,6 +46,7 @@ def _store_kv_kernel(  # type: ignore[no-untyped-def]
     D: tl.constexpr,
     HEADS_POW2: tl.constexpr,
     D_POW2: tl.constexpr,
+    FP8: tl.constexpr,
 ):
     # 1. One program per token. A slot times a stride passes 2^31 in a large pool, and so may a
     #    token times a row stride: both are 64-bit before they are multiplied.
@@ -47,6 +64,11 @@ def _store_kv_kernel(  # type: ignore[no-untyped-def]
     k = tl.load(k_ptr + token * k_row_stride + heads * k_head_stride + dims, mask=mask)
     v = tl.load(v_ptr + token * v_row_stride + heads * v_head_stride + dims, mask=mask)
 
+    if FP8:
+        is_head = heads < num_kv_heads
+        k = quantise(k, tl.load(scales_ptr + heads, mask=is_head, other=1.0))
+        v = quantise(v, tl.load(scales_ptr + num_kv_heads + heads, mask=is_head, other=1.0))
+
     # 3. The cache keeps heads apart by its own stride: any physical layout, unit stride in D.
     to = block * cache_block_stride + offset * cache_offset_stride
     to += heads * cache_head_stride + dims
@@ -54,12 +76,20 @@ def _store_kv_kernel(  # type: ignore[no-untyped-def]
     tl.store(v_cache_ptr + to, v.to(v_cache_ptr.dtype.element_ty), mask=mask)
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: Tensor | None = None,
+) -> None:
     """Scatter this step's keys and values into the paged cache. Reference: `reference.store_kv`.
 
     k, v:              [T, Hk, D]          any row and head stride, unit stride in D
     k_cache, v_cache:  [N, P, Hk, D]       written in place; equal strides, unit in D
     slot_mapping:      [T] int64           block * P + offset; -1 skips the row (graph padding)
+    kv_scales:         [2, Hk] float32     contiguous, with an fp8 cache
 
     Moves 4*T*Hk*D elements (read and write K and V); one program per token.
     """
@@ -71,6 +101,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     assert k.stride(2) == v.stride(2) == k_cache.stride(3) == 1, "D must be contiguous"
     assert slot_mapping.shape == (num_tokens,), "one slot a token"
     assert slot_mapping.is_contiguous(), "slots must be contiguous"
+    assert kv_scales is None or kv_scales.is_contiguous(), "scales must be contiguous"
     if num_tokens == 0:
         return
     _store_kv_kernel[(num_tokens,)](
@@ -79,6 +110,7 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         k_cache,
         v_cache,
         slot_mapping,
+        slot_mapping if kv_scales is None else kv_scales,
         k.stride(0),
         k.stride(1),
         v.stride(0),
@@ -91,5 +123,6 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         D=head_dim,
         HEADS_POW2=triton.next_power_of_2(num_kv_heads),
         D_POW2=triton.next_power_of_2(head_dim),
+        FP8=kv_scales is not None,
         num_warps=4,
     )

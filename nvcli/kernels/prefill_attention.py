@@ -38,6 +38,7 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     block_table_ptr,  # [S, M] int32
     tiles_ptr,  # [J, 8] int32
     sizes_ptr,  # [2] int32
+    scales_ptr,  # FP8: [2, Hk] float32
     out_ptr,  # [T, Hq, D]
     q_row_stride,
     table_row_stride,
@@ -52,6 +53,7 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
+    FP8: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -77,6 +79,12 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     heads = (head * G + r % G)[:, None] * D + d[None, :]
     q = q_ptr + (first_token + token)[:, None] * q_row_stride + heads
     q = tl.load(q, mask=is_query[:, None], other=0.0)
+    value_scale = 1.0
+    if FP8:  # as in the decode kernel
+        scale_log2 *= tl.load(scales_ptr + head)
+        value_scale = tl.load(scales_ptr + HK + head)
+        if q.dtype == tl.bfloat16:
+            q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
     prefix = num_keys - num_tokens
     position = prefix + token
     seen_by_all = (prefix + first + 1) // KEYS * KEYS
@@ -125,7 +133,7 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
         best = new_best
 
     out = out_ptr + (first_token + token)[:, None] * (HK * G * D) + heads
-    mixed = acc / tl.where(total > 0, total, 1.0)[:, None]
+    mixed = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
     tl.store(out, mixed.to(out_ptr.dtype.element_ty), mask=is_query[:, None])
 
 
@@ -137,6 +145,7 @@ def prefill_attention(
     plan: AttentionPlan,
     softmax_scale: float,
     out: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Attention of the plan's rows of more tokens, into `out`. Reference:
     `reference.paged_attention`.
@@ -144,6 +153,7 @@ def prefill_attention(
     q, out:            [T, Hq, D]      q with any row stride; other rows of out stay as they are
     k_cache, v_cache:  [N, P, Hk, D]   equal strides, unit in D; P and D powers of two
     block_table:       [S, M] int32
+    kv_scales:         [2, Hk] float32, contiguous, with an fp8 cache
 
     4 n k Hq D operations for n tokens that see k keys each. Grid: tiles by KV heads.
     """
@@ -162,6 +172,7 @@ def prefill_attention(
         block_table,
         plan.tiles,
         plan.sizes,
+        plan.sizes if kv_scales is None else kv_scales,
         out,
         q.stride(0),
         block_table.stride(0),
@@ -176,5 +187,6 @@ def prefill_attention(
         ROWS=QUERY_ROWS,
         KEYS=KEYS,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        FP8=kv_scales is not None,
         **launch_options(q.device, num_warps=8, num_stages=3),
     )

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+FP8_MAX = 448.0  # of float8_e4m3fn
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return functional.linear(x, weight, bias)
@@ -75,22 +77,49 @@ def rope_norm_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     num_kv_heads = k_cache.shape[2]
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     qk = rope_norm(qkv[:, : num_heads + num_kv_heads], weight, cos, sin, eps)
     q, k = qk[:, :num_heads], qk[:, num_heads:]
-    store_kv(k, qkv[:, num_heads + num_kv_heads :], k_cache, v_cache, slot_mapping)
+    v = qkv[:, num_heads + num_kv_heads :]
+    store_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     return q
 
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    kv_scales: Tensor | None = None,
+) -> None:
     keep = slot_mapping >= 0
-    slots = slot_mapping[keep]
+    slots, k, v = slot_mapping[keep], k[keep], v[keep]
     block_size = k_cache.shape[1]
     block, offset = slots // block_size, slots % block_size
-    k_cache[block, offset] = k[keep].to(k_cache.dtype)
-    v_cache[block, offset] = v[keep].to(v_cache.dtype)
+    if kv_scales is not None:
+        k, v = quantise(k, kv_scales[0]), quantise(v, kv_scales[1])
+        k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+    k_cache[block, offset] = k.to(k_cache.dtype)
+    v_cache[block, offset] = v.to(v_cache.dtype)
+
+
+def quantise(x: Tensor, scales: Tensor) -> Tensor:
+    """The bits of x / scale in float8_e4m3fn, rounded to the nearest, ties to even.
+
+    x: [T, Hk, D] any float type; scales: [Hk] float32, powers of two, so that dividing is exact
+    -> [T, Hk, D] uint8, which every op on every device knows how to move
+    """
+    scaled = (x.float() / scales[:, None]).clamp_(-FP8_MAX, FP8_MAX)
+    return scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def dequantise(bits: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., Hk, D] uint8, [Hk] -> [..., Hk, D]: exact in every dtype that holds the values."""
+    return bits.view(torch.float8_e4m3fn).to(dtype).mul_(scales[:, None].to(dtype))
 
 
 def paged_attention(
@@ -101,6 +130,7 @@ def paged_attention(
     seq_lens: Tensor,
     block_tables: Tensor,
     softmax_scale: float,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """One row at a time, in float32: gather its keys, mask the future, softmax, mix the values."""
     out = torch.zeros_like(q)
@@ -112,8 +142,15 @@ def paged_attention(
         if num_keys == 0:
             continue
         blocks = block_tables[row, : -(-num_keys // block_size)].long()
-        k_KHD = k_cache[blocks].flatten(0, 1)[:num_keys].float()
-        v_KHD = v_cache[blocks].flatten(0, 1)[:num_keys].float()
+        if kv_scales is None:
+            k_NPHD, v_NPHD = k_cache[blocks].float(), v_cache[blocks].float()
+        else:
+            k_NPHD, v_NPHD = (
+                dequantise(cache.view(torch.uint8)[blocks], scales, torch.float32)
+                for cache, scales in zip((k_cache, v_cache), kv_scales, strict=True)
+            )
+        k_KHD = k_NPHD.flatten(0, 1)[:num_keys]
+        v_KHD = v_NPHD.flatten(0, 1)[:num_keys]
         q_THD = q[start:end].float()
         scores_HTK = softmax_scale * torch.einsum(
             "thd,khd->htk", q_THD, k_KHD.repeat_interleave(group_size, dim=1)

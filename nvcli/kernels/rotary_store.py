@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nvcli.kernels.kv_store import quantise
 from nvcli.kernels.launch import launch_options
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     k_cache_ptr,  # [N, P, Hk, D], strided
     v_cache_ptr,
     slot_mapping_ptr,  # [T] int64
+    scales_ptr,  # FP8: [2, Hk] float32
     qkv_row_stride,
     rotary_row_stride,
     cache_block_stride,
@@ -41,6 +43,7 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     D: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HEADS: tl.constexpr,
+    FP8: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. One program takes HEADS heads of one token. A slot times a stride passes 2^31 in a large
@@ -83,13 +86,21 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
         cache_dtype = k_cache_ptr.dtype.element_ty
         to = (slot // block_size) * cache_block_stride + (slot % block_size) * cache_offset_stride
         is_key = is_rotated & (heads >= HQ)
-        k = k_cache_ptr + to + (heads - HQ) * cache_head_stride + half
-        tl.store(k, out_x.to(cache_dtype), mask=is_key)
-        tl.store(k + D // 2, out_y.to(cache_dtype), mask=is_key)
         is_value = is_head & (heads >= HQ + HK)
+        k_low, k_high, v_low, v_high = out_x, out_y, low, high
+        if FP8:
+            # Keys and values have their scales one after the other, as qkv has their heads.
+            scale = tl.load(scales_ptr + heads - HQ, mask=is_key | is_value, other=1.0)
+            k_low = quantise(k_low, scale)
+            k_high = quantise(k_high, scale)
+            v_low = quantise(v_low, scale)
+            v_high = quantise(v_high, scale)
+        k = k_cache_ptr + to + (heads - HQ) * cache_head_stride + half
+        tl.store(k, k_low.to(cache_dtype), mask=is_key)
+        tl.store(k + D // 2, k_high.to(cache_dtype), mask=is_key)
         v = v_cache_ptr + to + (heads - HQ - HK) * cache_head_stride + half
-        tl.store(v, low.to(cache_dtype), mask=is_value)
-        tl.store(v + D // 2, high.to(cache_dtype), mask=is_value)
+        tl.store(v, v_low.to(cache_dtype), mask=is_value)
+        tl.store(v + D // 2, v_high.to(cache_dtype), mask=is_value)
 
 
 def rope_norm_store(
@@ -101,6 +112,7 @@ def rope_norm_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """q and k normed and rotated, k and v stored. Reference: `reference.rope_norm_store`.
 
@@ -109,6 +121,7 @@ def rope_norm_store(
     cos, sin:          [T, D] float32      any row stride, the same for both
     k_cache, v_cache:  [N, P, Hk, D]       written in place; equal strides, unit in D
     slot_mapping:      [T] int64           block * P + offset; -1 skips the token
+    kv_scales:         [2, Hk] float32     contiguous, with an fp8 cache
     returns q          [T, Hq, D]
 
     Moves 2 T (Hq + 2 Hk) D elements and 8 T D bytes of cos and sin; everything is float32 between
@@ -130,6 +143,7 @@ def rope_norm_store(
     assert weight is None or weight.is_contiguous(), "the weight must be contiguous"
     assert slot_mapping.shape == (num_tokens,), "one slot a token"
     assert slot_mapping.is_contiguous(), "slots must be contiguous"
+    assert kv_scales is None or kv_scales.is_contiguous(), "scales must be contiguous"
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return q
@@ -142,6 +156,7 @@ def rope_norm_store(
         k_cache,
         v_cache,
         slot_mapping,
+        slot_mapping if kv_scales is None else kv_scales,
         qkv.stride(0),
         cos.stride(0),
         k_cache.stride(0),
@@ -154,6 +169,7 @@ def rope_norm_store(
         D=head_dim,
         HAS_NORM=weight is not None,
         HEADS=HEADS_PER_PROGRAM,
+        FP8=kv_scales is not None,
         **launch_options(qkv.device, num_warps=2),
     )
     return q

@@ -38,14 +38,14 @@ def set_rows(limit: int) -> None:
     _enabled_rows = min(limit, MAX_ROWS)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _load_weights(w_ptr, n, k, N, K: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows n [R] of W, columns k [S, C] -> [S, R, C]."""
     at = n[None, :, None].to(tl.int64) * K + k[:, None, :]
     return tl.load(w_ptr + at, mask=(n < N)[None, :, None], other=0.0)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _product(x, w, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """[S, M, C], [S, R, C] -> [S, M, R] float32: a slice a warp."""
     return tl.dot(x, tl.permute(w, (0, 2, 1)), input_precision=PRECISION)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from nvcli.kernels.reference import dequantise
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -58,26 +60,40 @@ class TorchAttention:
         v_cache: Tensor,
         batch: ForwardBatch,
         softmax_scale: float,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
+        if kv_scales is not None:  # bits, which every op can move
+            k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
         if batch.plan is None:
             batch.plan = _make_plan(batch, q, k_cache)
         plan = cast("_Plan", batch.plan)
         if plan.covers_all:
-            return self._attend(q, k_cache, v_cache, plan.groups[0], softmax_scale)
+            return self._attend(q, k_cache, v_cache, plan.groups[0], softmax_scale, kv_scales)
         out = torch.zeros_like(q)  # padding rows stay 0
         for group in plan.groups:
             out[group.tokens] = self._attend(
-                q[group.tokens], k_cache, v_cache, group, softmax_scale
+                q[group.tokens], k_cache, v_cache, group, softmax_scale, kv_scales
             )
         return out
 
     def _attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, group: _Group, softmax_scale: float
-    ) -> Tensor:  # [b * n, Hq, D] -> the same
+        self,
+        q: Tensor,  # [b * n, Hq, D]
+        k_cache: Tensor,
+        v_cache: Tensor,
+        group: _Group,
+        softmax_scale: float,
+        kv_scales: Tensor | None,
+    ) -> Tensor:  # [b * n, Hq, D]
         num_heads, head_dim = q.shape[1:]
         k, v = self._keys_values(k_cache, v_cache, group)  # [b, Hk, L, D]
         num_kv_heads = k.shape[1]
-        if k.dtype != q.dtype:
+        if kv_scales is not None:
+            k, v = (
+                dequantise(bits.transpose(1, 2), scales, q.dtype).transpose(1, 2)
+                for bits, scales in zip((k, v), kv_scales, strict=True)
+            )
+        elif k.dtype != q.dtype:
             k, v = k.to(q.dtype), v.to(q.dtype)
         if group.num_tokens == 1:
             grouped = q.view(group.num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)

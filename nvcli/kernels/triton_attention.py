@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nvcli.kernels.attention_plan import AttentionPlan
     from nvcli.layers.forward_batch import ForwardBatch
 
-DTYPES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)  # of the cache
 MIN_COUNTERS = 1024  # rows
 
 
@@ -41,8 +41,10 @@ class TritonAttention:
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:
             return f"it has no kernels for compute capability {major}.{minor}"
+        if dtype == torch.float8_e4m3fn and (major, minor) < (8, 9):
+            return f"an fp8 KV cache needs compute capability 8.9, not {major}.{minor}"
         if dtype not in DTYPES:
-            return f"it needs float16 or bfloat16, not {str(dtype).removeprefix('torch.')}"
+            return f"it needs float16, bfloat16 or fp8, not {str(dtype).removeprefix('torch.')}"
         if head_dim not in (32, 64, 128):
             return f"it has no head dimension {head_dim}"
         if block_size & (block_size - 1) or not 4 <= block_size <= 256:
@@ -56,22 +58,23 @@ class TritonAttention:
         v_cache: Tensor,
         batch: ForwardBatch,
         softmax_scale: float,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         from nvcli.kernels.decode_attention import decode_attention
         from nvcli.kernels.prefill_attention import prefill_attention
 
         if batch.plan is None:
             batch.plan = self._make_plan(q, k_cache.shape[2], batch)
-        plan = cast("AttentionPlan", batch.plan)
+        plan, table = cast("AttentionPlan", batch.plan), batch.block_table
         # Tokens that belong to no row are written by no kernel, and must be finite.
         out = torch.zeros_like(q) if batch.is_padded and plan.has_prefill else torch.empty_like(q)
         if plan.has_decode:
             counters = self._counters_for(batch.seq_lens.shape[0] * k_cache.shape[2], q.device)
             decode_attention(
-                q, k_cache, v_cache, batch.block_table, plan, counters, softmax_scale, out
+                q, k_cache, v_cache, table, plan, counters, softmax_scale, out, kv_scales
             )
         if plan.has_prefill:
-            prefill_attention(q, k_cache, v_cache, batch.block_table, plan, softmax_scale, out)
+            prefill_attention(q, k_cache, v_cache, table, plan, softmax_scale, out, kv_scales)
         return out
 
     @staticmethod

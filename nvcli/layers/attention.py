@@ -14,6 +14,7 @@ from torch import nn
 from nvcli.kernels.attention import attend_qkv
 from nvcli.layers.linear import Linear
 from nvcli.layers.norm import RMSNorm
+from nvcli.parallel import SOLO, Share, TPGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,31 +24,42 @@ if TYPE_CHECKING:
 
 
 class Attention(nn.Module):
-    """Parameters: qkv_proj (q, k and v fused), o_proj, q_norm, k_norm."""
+    """Parameters: qkv_proj (q, k and v fused), o_proj, q_norm, k_norm, of this rank's heads."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TPGroup = SOLO,
     ) -> None:
         super().__init__()
         self.layer = layer
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
         self.head_dim = config.head_dim
         self.softmax_scale = config.head_dim**-0.5
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        parts = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        q = group.share_of_heads(config.num_heads, config.head_dim)
+        kv = group.share_of_heads(config.num_kv_heads, config.head_dim)
+        self.num_heads = q.count // config.head_dim
+        self.num_kv_heads = kv.count // config.head_dim
         self.qkv_proj = Linear(
-            config.hidden_size, parts, bias=config.qkv_bias, dtype=dtype, device=device
-        )
-        self.o_proj = Linear(
-            q_size,
-            {"o_proj": config.hidden_size},
-            bias=config.output_bias,
+            config.hidden_size,
+            {"q_proj": q, "k_proj": kv, "v_proj": kv},
+            bias=config.qkv_bias,
             dtype=dtype,
             device=device,
         )
+        self.o_proj = Linear(
+            q,
+            {"o_proj": Share.all_of(config.hidden_size)},
+            bias=config.output_bias,
+            dtype=dtype,
+            device=device,
+            group=group,
+        )
         self.eps = config.rms_norm_eps
+        self.rotary_factor = config.rope.attention_factor
         self.qk_weight: Tensor | None = None  # [Hq + Hk, D], one row a head
         if config.has_qk_norm:
             self.q_norm = RMSNorm(config.head_dim, self.eps, dtype=dtype, device=device)
@@ -61,6 +73,32 @@ class Attention(nn.Module):
             k = self.k_norm.weight.expand(self.num_kv_heads, -1)
             self.qk_weight = torch.cat([q, k])
 
+    def kv_limits(self, norm: RMSNorm) -> Tensor:
+        """[2, Hk] float32: no key or value of a head is larger than this, whatever the input.
+
+        norm: before the projection. A vector of RMSNorm is no longer than sqrt(E) times its weight,
+        so a row w of the projection gives at most sqrt(E) |w * weight| (Cauchy-Schwarz) and a bias.
+        """
+        D, first = self.head_dim, self.num_heads * self.head_dim
+        weight = self.qkv_proj.weight[first:].float() * norm.weight.float()
+        spread = torch.linalg.vector_norm(weight, dim=1) * weight.shape[1] ** 0.5
+        bias = torch.zeros_like(spread)
+        if self.qkv_proj.bias is not None:
+            bias = self.qkv_proj.bias[first:].float().abs()
+        keys, values = (spread + bias).view(2, self.num_kv_heads, D)
+        largest = torch.full((D // 2,), torch.inf, device=keys.device)
+        if self.has_qk_norm:
+            # A normed key is at most sqrt(D) times the weight, and its projection times the weight
+            # over the least root mean square, which only a bias keeps from 0.
+            scale = self.k_norm.weight.float().abs()
+            least = (bias - spread).clamp_(min=0).view(2, self.num_kv_heads, D)[0]
+            least = least.square().mean(1, keepdim=True).sqrt()
+            keys = (keys * scale / least).nan_to_num(0.0, torch.inf)
+            largest = scale.view(2, -1).amax(0) * D**0.5
+        pairs = keys.view(self.num_kv_heads, 2, D // 2)  # rotating keeps a pair's length
+        keys = torch.minimum(torch.linalg.vector_norm(pairs, dim=1), largest)
+        return torch.stack([keys.amax(1) * self.rotary_factor, values.amax(1)])
+
     def forward(
         self,
         x: Tensor,  # [T, E], what the layer before adds to the residual
@@ -72,8 +110,10 @@ class Attention(nn.Module):
         qkv, residual = norm.project(x, residual, self.qkv_proj)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         k_cache, v_cache = batch.kv_caches[self.layer]
+        kv_scales = None if batch.kv_scales is None else batch.kv_scales[self.layer]
         out = attend_qkv(
-            qkv, self.qk_weight, *rotary, self.eps, k_cache, v_cache, batch, self.softmax_scale
+            *(qkv, self.qk_weight, *rotary, self.eps, k_cache, v_cache),
+            *(batch, self.softmax_scale, kv_scales),
         )  # [T, Hq, D]
         out = out.reshape(-1, self.num_heads * self.head_dim)
         return self.o_proj(out), residual

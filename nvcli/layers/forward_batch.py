@@ -39,6 +39,7 @@ class ForwardBatch:
     # says whether its rows are at most one token each.
     is_padded: bool = False
     is_decode: bool = False
+    kv_scales: list[Tensor] | None = None  # per layer [2, Hk] float32, with an fp8 cache
     plan: object = None  # what the attention backend works out once for all layers of the step
 
     @property

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from nvcli.models.config import ModelConfig
     from nvcli.models.qwen3 import Qwen3ForCausalLM
+    from nvcli.parallel import TPGroup
 
 # architecture in config.json -> module and class; the three differ by `ModelConfig` alone
 ARCHITECTURES = {
@@ -48,20 +49,25 @@ def load_model(
     dtype: torch.dtype,
     load_format: str = "auto",
     seed: int = 0,
+    group: TPGroup | None = None,
 ) -> Qwen3ForCausalLM:
     """Build the model on the device and fill it; its parameters are inference tensors.
 
     load_format: `auto` and `safetensors` read the folder's files; `dummy` fills seeded random
     weights and needs no file but config.json.
+    group: holds the model together, each rank its share; None: this process alone.
 
     Raises `WeightsError` when the files are missing, damaged or do not match the configuration.
     """
     import torch
 
     from nvcli.models.weights import fill_dummy, load_weights
+    from nvcli.parallel import SOLO
 
     with torch.inference_mode():
-        model = model_class(config.architecture)(config, dtype=dtype, device=device)
+        model = model_class(config.architecture)(
+            config, dtype=dtype, device=device, group=group or SOLO
+        )
         if load_format == "dummy":
             fill_dummy(model, is_tied=config.tie_word_embeddings, seed=seed)
         else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
-from nvcli.errors import ModelError, ModelNotFoundError, UnsupportedModelError
+from nvcli.errors import ModelError, ModelNotFoundError, UnsupportedModelError, UsageError
 
 CheckpointDType = Literal["float32", "float16", "bfloat16"]
 RopeType = Literal["default", "yarn", "llama3"]
@@ -94,6 +94,28 @@ class ModelConfig:
     def kv_elements_per_token(self) -> int:
         """Elements that one token takes in the KV cache, all layers: 2 * L * Hk * D."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    def check_tensor_parallel(self, size: int) -> None:
+        """Raises `UsageError` where the model cannot be shared by so many ranks."""
+        if size == 1:
+            return
+        heads, kv_heads, inner = self.num_heads, self.num_kv_heads, self.intermediate_size
+        if heads % size or (kv_heads % size and size % kv_heads):
+            problem = f"the model's {heads} heads and {kv_heads} KV heads"
+        elif inner % size:
+            problem = f"the model's MLP of {inner}"
+        else:
+            return
+        fitting = [
+            n
+            for n in range(1, heads + 1)
+            if not (heads % n or inner % n or (kv_heads % n and n % kv_heads))
+        ]
+        raise UsageError(
+            f"--tensor-parallel-size {size}: {problem} cannot be shared equally",
+            hint=f"It can be {', '.join(map(str, fitting))}.",
+            param="tensor_parallel_size",
+        )
 
     @classmethod
     def from_hf(cls, folder: str | Path) -> Self:

@@ -1,14 +1,16 @@
 """Qwen3, dense: read from top to bottom. Qwen2 and Llama differ by configuration alone.
 
 Names are the checkpoint's, with q/k/v and gate/up fused. The residual travels beside the hidden
-states, so that adding it and the next norm are one op. Dimension key: T tokens, E hidden,
-F intermediate, V vocabulary, R rows that need logits.
+states, so that adding it and the next norm are one op. Under tensor parallelism the layers hold
+this rank's share and sum over the group where `o_proj`, `down_proj` and the embedding end.
+Dimension key: T tokens, E hidden, F intermediate, V vocabulary, R rows that need logits.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import nn
 
 from nvcli import kernels
@@ -16,9 +18,9 @@ from nvcli.layers.attention import Attention
 from nvcli.layers.linear import Embedding, Linear
 from nvcli.layers.norm import RMSNorm
 from nvcli.layers.rotary import RotaryEmbedding
+from nvcli.parallel import SOLO, Share, TPGroup
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from nvcli.layers.forward_batch import ForwardBatch
@@ -26,12 +28,21 @@ if TYPE_CHECKING:
 
 
 class Qwen3MLP(nn.Module):
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TPGroup = SOLO,
+    ) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        hidden, bias = config.hidden_size, config.mlp_bias
+        inner = group.share(config.intermediate_size)
         parts = {"gate_proj": inner, "up_proj": inner}
         self.gate_up_proj = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
-        self.down_proj = Linear(inner, {"down_proj": hidden}, bias=bias, dtype=dtype, device=device)
+        outputs = {"down_proj": Share.all_of(hidden)}
+        self.down_proj = Linear(inner, outputs, bias=bias, dtype=dtype, device=device, group=group)
 
     def forward(
         self, x: Tensor, residual: Tensor, norm: RMSNorm
@@ -42,14 +53,20 @@ class Qwen3MLP(nn.Module):
 
 class Qwen3Layer(nn.Module):
     def __init__(
-        self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TPGroup = SOLO,
     ) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.self_attn = Attention(config, layer, dtype=dtype, device=device)
+        self.self_attn = Attention(config, layer, dtype=dtype, device=device, group=group)
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
-        self.mlp = Qwen3MLP(config, dtype=dtype, device=device)
+        self.mlp = Qwen3MLP(config, dtype=dtype, device=device, group=group)
 
     def forward(
         self,
@@ -64,12 +81,22 @@ class Qwen3Layer(nn.Module):
 
 
 class Qwen3Model(nn.Module):
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TPGroup = SOLO,
+    ) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.embed_tokens = Embedding(config.vocab_size, hidden, dtype=dtype, device=device)
+        self.embed_tokens = Embedding(
+            config.vocab_size, hidden, dtype=dtype, device=device, group=group
+        )
         self.layers = nn.ModuleList(
-            Qwen3Layer(config, i, dtype=dtype, device=device) for i in range(config.num_layers)
+            Qwen3Layer(config, i, dtype=dtype, device=device, group=group)
+            for i in range(config.num_layers)
         )
         self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
         self.rotary = RotaryEmbedding(
@@ -89,13 +116,21 @@ class Qwen3Model(nn.Module):
 class Qwen3ForCausalLM(nn.Module):
     """Inference only: call inside `torch.inference_mode()`."""
 
-    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TPGroup = SOLO,
+    ) -> None:
         super().__init__()
         self.config = config
-        self.model = Qwen3Model(config, dtype=dtype, device=device)
+        self.group = group
+        self.model = Qwen3Model(config, dtype=dtype, device=device, group=group)
         self.lm_head = Linear(
             config.hidden_size,
-            {"lm_head": config.vocab_size},
+            {"lm_head": group.padded_share(config.vocab_size)},
             bias=False,
             dtype=dtype,
             device=device,
@@ -106,11 +141,21 @@ class Qwen3ForCausalLM(nn.Module):
         return cast("Tensor", self.model(batch))
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[R, E] -> [R, V] in the model's dtype, the padded part of the vocabulary included.
+        """[R, E] -> [R, V] in the model's dtype, the padded part of the vocabulary included: the
+        checkpoint's, and what makes it divide among the ranks. All ranks get all of them.
 
         out: where to write them, for a captured step whose logits have a fixed address.
         """
-        return kernels.linear(hidden, self.lm_head.weight, None, out)
+        if self.group.size == 1:
+            return kernels.linear(hidden, self.lm_head.weight, None, out)
+        return self.group.gather_columns(kernels.linear(hidden, self.lm_head.weight, None), out)
+
+    def kv_limits(self) -> Tensor:
+        """[L, 2, Hk] float32: bounds on keys and values of each layer and head, from the weights
+        alone: see `Attention.kv_limits`.
+        """
+        layers = [cast("Qwen3Layer", layer) for layer in self.model.layers]
+        return torch.stack([layer.self_attn.kv_limits(layer.input_layernorm) for layer in layers])
 
     def tie_head(self) -> None:
         self.lm_head.weight = self.model.embed_tokens.weight

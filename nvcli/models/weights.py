@@ -3,7 +3,8 @@
 The model says which checkpoint tensor fills which rows of which parameter
 (`Linear.checkpoint_parts`), so fused parameters are filled in place and "missing", "extra" and
 "wrong shape" are set differences. Files are read in parallel, each tensor straight to the device
-of its parameter. Parameters are born as NaN, and the last step proves that no NaN is left.
+of its parameter; under tensor parallelism only this rank's share of it. Parameters are born as NaN,
+and the last step proves that no NaN is left.
 
 A tied head is a claim of the configuration that checkpoints contradict (vllm#6758, vllm#51665):
 what the file holds decides, and a contradiction is a warning, never an uninitialised head.
@@ -22,13 +23,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from nvcli.errors import WeightsError
-from nvcli.layers.linear import Linear
+from nvcli.layers.linear import Embedding, Linear, Part
+from nvcli.parallel import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from torch import Tensor, nn
+    from torch import nn
 
 logger = logging.getLogger("nvcli")
 
@@ -68,7 +70,7 @@ def load_weights(model: CausalLM, folder: Path, *, is_tied: bool) -> None:
         if not is_tied:
             logger.warning("%s has no %s: the embedding serves as head", folder, HEAD_NAME)
     elif is_tied:
-        if torch.equal(targets[HEAD_NAME], targets[EMBEDDING_NAME]):
+        if torch.equal(targets[HEAD_NAME].target, targets[EMBEDDING_NAME].target):
             model.tie_head()
         else:
             logger.warning(
@@ -84,30 +86,54 @@ def fill_dummy(model: CausalLM, *, is_tied: bool, seed: int = 0) -> None:
     """Seeded small random weights, norms of 1: for speed, memory and shape work."""
     if is_tied:
         model.tie_head()
+    parts = _parts_by_parameter(model)
     for index, (name, parameter) in enumerate(model.named_parameters()):
         if "norm" in name:
             parameter.data.fill_(1.0)
             continue
         generator = torch.Generator(parameter.device).manual_seed(seed * 100_003 + index)
-        parameter.data.normal_(0.0, DUMMY_STD, generator=generator)
+        if all(part.is_whole for part in parts[name]):
+            parameter.data.normal_(0.0, DUMMY_STD, generator=generator)
+            continue
+        # A share of the same numbers that one rank alone would hold.
+        shape = (sum(part.shape[0] for part in parts[name]), *parts[name][0].shape[1:])
+        whole = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+        whole.normal_(0.0, DUMMY_STD, generator=generator)
+        start = 0
+        for part in parts[name]:
+            part.target.copy_(part.cut(whole[start : start + part.shape[0]]))
+            start += part.shape[0]
     _after_load(model)
 
 
-def checkpoint_targets(model: CausalLM) -> dict[str, Tensor]:
-    """Checkpoint name -> the part of a parameter that it fills; together they cover them all."""
-    targets: dict[str, Tensor] = {}
+def _parts_by_parameter(model: CausalLM) -> dict[str, list[Part]]:
+    """Parameter name -> its parts, one below the other."""
+    found: dict[str, list[Part]] = defaultdict(list)
+    for path, module in model.named_modules():
+        for name, part in _parts_of(module):
+            found[f"{path}.{name.rpartition('.')[2]}"].append(part)
+    return found
+
+
+def _parts_of(module: nn.Module) -> Iterator[tuple[str, Part]]:
+    """Names relative to the parent for `Linear`, to the module itself for others."""
+    if isinstance(module, Linear | Embedding):
+        yield from module.checkpoint_parts()
+        return
+    for name, parameter in module.named_parameters(recurse=False):
+        shape = tuple(parameter.shape)
+        yield name, Part(parameter.data, shape, Share.all_of(shape[0]))
+
+
+def checkpoint_targets(model: CausalLM) -> dict[str, Part]:
+    """Checkpoint name -> what of it fills which part of a parameter; together they cover all."""
+    targets: dict[str, Part] = {}
     covered = 0
     for path, module in model.named_modules():
-        parent = path.rpartition(".")[0]
-        if isinstance(module, Linear):
-            parts = dict(module.checkpoint_parts())
-        else:
-            parts = {}
-            for name, parameter in module.named_parameters(recurse=False):
-                parts[f"{path.rpartition('.')[2]}.{name}"] = parameter.data
-        for name, part in parts.items():
-            targets[f"{parent}.{name}" if parent else name] = part
-            covered += part.numel()
+        prefix = path.rpartition(".")[0] if isinstance(module, Linear) else path
+        for name, part in _parts_of(module):
+            targets[f"{prefix}.{name}" if prefix else name] = part
+            covered += part.rows.size * part.target.shape[1:].numel()
     tied = {id(p): p.numel() for _, p in model.named_parameters()}
     assert covered >= sum(tied.values()), "a parameter has rows that no checkpoint tensor fills"
     return targets
@@ -195,9 +221,7 @@ def _list_tensors(folder: Path, file: str) -> list[str]:
         return list(handle.keys())
 
 
-def _match_names(
-    targets: dict[str, Tensor], files: dict[str, tuple[str, str]], folder: Path
-) -> None:
+def _match_names(targets: dict[str, Part], files: dict[str, tuple[str, str]], folder: Path) -> None:
     tied = {HEAD_NAME} if HEAD_NAME not in files else set()
     if missing := sorted(targets.keys() - files.keys() - tied):
         raise WeightsError(f"{folder} lacks {_listing(missing)}")
@@ -206,7 +230,7 @@ def _match_names(
         raise WeightsError(f"{folder / file} holds {_listing(extra)}, unknown to the architecture")
 
 
-def _read_all(targets: dict[str, Tensor], files: dict[str, tuple[str, str]], folder: Path) -> None:
+def _read_all(targets: dict[str, Part], files: dict[str, tuple[str, str]], folder: Path) -> None:
     by_file: dict[str, list[str]] = defaultdict(list)
     for name, (file, _) in files.items():
         by_file[file].append(name)
@@ -221,37 +245,40 @@ def _read_file(
     folder: Path,
     file: str,
     names: list[str],
-    targets: dict[str, Tensor],
+    targets: dict[str, Part],
     files: dict[str, tuple[str, str]],
 ) -> None:
     if not names:
         return
-    device = str(targets[names[0]].device)
+    device = str(targets[names[0]].target.device)
     # Inference mode is per thread, and the parameters are inference tensors.
     with torch.inference_mode(), _open(folder, file, device) as handle:
         for name in names:
-            target, stored_name = targets[name], files[name][1]
+            part, stored_name = targets[name], files[name][1]
             stored = handle.get_slice(stored_name)
             if stored.get_dtype() not in FLOAT_DTYPES:
                 raise WeightsError(
                     f"{folder / file}: {stored_name} is {stored.get_dtype()}, "
                     f"only {', '.join(FLOAT_DTYPES)} are supported"
                 )
-            if list(stored.get_shape()) != list(target.shape):
+            if list(stored.get_shape()) != list(part.shape):
                 raise WeightsError(
                     f"{folder / file}: {stored_name} has shape {list(stored.get_shape())}, "
-                    f"the configuration says {list(target.shape)}"
+                    f"the configuration says {list(part.shape)}"
                 )
             try:
-                target.copy_(handle.get_tensor(stored_name))
+                if part.is_whole:
+                    part.target.copy_(handle.get_tensor(stored_name))
+                elif part.rows.count:
+                    part.target.copy_(part.cut(stored))
             except (SafetensorError, OSError) as err:
                 raise _damaged(folder / file, err) from err
 
 
-def _check_filled(targets: dict[str, Tensor], folder: Path) -> None:
+def _check_filled(targets: dict[str, Part], folder: Path) -> None:
     """No NaN anywhere: neither left from birth nor read from the file. One read-back."""
     names = list(targets)
-    is_nan = torch.stack([targets[name].sum(dtype=torch.float32).isnan() for name in names])
+    is_nan = torch.stack([targets[name].target.sum(dtype=torch.float32).isnan() for name in names])
     bad = [name for name, flag in zip(names, is_nan.tolist(), strict=True) if flag]
     if bad:
         raise WeightsError(f"{folder}: {_listing(bad)} holds values that are not numbers")

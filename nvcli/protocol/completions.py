@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from nvcli.protocol.fields import Fields, is_integer
+from nvcli.protocol.fields import Fields, are_integers
 from nvcli.protocol.sampling import check_sampling, read_sampling, read_token_limit
 from nvcli.protocol.structured import Structure, read_structure
 from nvcli.types import MAX_LOGPROBS, MAX_N
@@ -100,8 +100,9 @@ def read_prompts(fields: Fields) -> tuple[str | TokenIds, ...]:
     if isinstance(value, str):
         prompts: tuple[Any, ...] = (value,)
     elif isinstance(value, list):
-        is_ids = bool(value) and all(is_integer(item) for item in value)
-        prompts = (tuple(value),) if is_ids else tuple(value)
+        if value and are_integers(value):
+            return (tuple(value),)
+        prompts = tuple(value)
     else:
         fields.fail("prompt", "must be text, a list of texts, token ids or lists of token ids")
     if not 1 <= len(prompts) <= MAX_PROMPTS:
@@ -111,7 +112,7 @@ def read_prompts(fields: Fields) -> tuple[str | TokenIds, ...]:
 
 def _prompt(fields: Fields, value: Any, index: int, count: int) -> str | TokenIds:
     name = "prompt" if count == 1 else f"prompt[{index}]"
-    if isinstance(value, list | tuple) and all(is_integer(item) for item in value):
+    if isinstance(value, list | tuple) and are_integers(value):
         value = tuple(value)
     elif not isinstance(value, str):
         fields.fail(name, "must be text or token ids")

@@ -164,6 +164,11 @@ def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def are_integers(values: Iterable[object]) -> bool:
+    """`is_integer` of every item of a JSON list, at the speed of C: a prompt has thousands."""
+    return set(map(type, values)) <= {int}
+
+
 def kind_of(value: object) -> str:
     """What JSON calls a value."""
     match value:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nvcli.errors import ContextLengthError
 from nvcli.protocol.chat import parse_chat
-from nvcli.protocol.fields import Fields, UnsupportedFieldError, is_integer
+from nvcli.protocol.fields import Fields, UnsupportedFieldError, are_integers
 from nvcli.protocol.prepare import prepare_chat
 
 if TYPE_CHECKING:
@@ -61,8 +61,13 @@ class PairRequest:
     ignored_fields: tuple[str, ...] = ()
 
 
-def parse_embedding(body: object, *, hidden_size: int, is_strict: bool = False) -> EmbeddingRequest:
-    """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
+def parse_embedding(
+    body: object, *, hidden_size: int | None, is_strict: bool = False
+) -> EmbeddingRequest:
+    """Read a request body; without `hidden_size`, `check_dimensions` has to follow.
+
+    Raises `InvalidParameterError` and `UnsupportedFieldError`.
+    """
     fields = Fields(body)
     chat = None
     inputs: tuple[str | TokenIds, ...] = ()
@@ -93,13 +98,18 @@ def parse_embedding(body: object, *, hidden_size: int, is_strict: bool = False) 
     )
 
 
+def check_dimensions(request: EmbeddingRequest, hidden_size: int) -> None:
+    """Raises `InvalidParameterError`."""
+    Fields({"dimensions": request.dimensions}).integer("dimensions", MIN_DIMENSIONS, hidden_size)
+
+
 def _inputs(fields: Fields, name: str) -> tuple[str | TokenIds, ...]:
     value = fields.get(name)
     if value is None:
         fields.fail("input", "is missing")
     if isinstance(value, str):
         values: list[Any] = [value]
-    elif isinstance(value, list) and value and all(is_integer(item) for item in value):
+    elif isinstance(value, list) and value and are_integers(value):
         values = [tuple(value)]
     elif isinstance(value, list):
         values = value
@@ -110,7 +120,7 @@ def _inputs(fields: Fields, name: str) -> tuple[str | TokenIds, ...]:
     inputs: list[str | TokenIds] = []
     for i, item in enumerate(values):
         place = f"{name}[{i}]" if len(values) > 1 else name
-        if isinstance(item, list | tuple) and all(is_integer(token_id) for token_id in item):
+        if isinstance(item, list | tuple) and are_integers(item):
             item = tuple(item)
         elif isinstance(item, dict):
             raise UnsupportedFieldError(

@@ -1,38 +1,36 @@
 """The events of a response, and the response itself: one state machine over the engine's deltas.
 
     reasoning delta, text delta, call delta  ->  open the item it belongs to, end the one before
-    end                                      ->  end what is open, then completed or incomplete
+    end                                      ->  end what is open, then completed or incomplete,
+                                                 or another turn, when calls of MCP tools wait
 
 Whoever wants no stream drops the events and takes `response` at the end, so both are the same.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from nvcli.protocol.logprobs import TextLogprobs, chat_logprob
-from nvcli.protocol.response_items import new_item_id
+from nvcli.protocol.response_mcp import McpEvents
 from nvcli.protocol.responses import ENCRYPTED
-from nvcli.types import FinishReason
+from nvcli.types import FinishReason, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nvcli.errors import NvcliError
+    from nvcli.protocol.response_frame import Event
     from nvcli.protocol.responses import ResponsesRequest
     from nvcli.text import Tokenizer
-    from nvcli.types import RequestOutput, SamplingParams, ToolCall, Usage
-
-Event = dict[str, Any]
+    from nvcli.types import RequestOutput, SamplingParams, ToolCall
 
 _SUMMARY_CHARACTERS = 240
-_OBFUSCATED = 16
 
 
-class ResponseEvents:
+class ResponseEvents(McpEvents):
     """Builds one response. Every method that yields gives events in order."""
 
     def __init__(
@@ -50,9 +48,9 @@ class ResponseEvents:
         self._tokenizer = tokenizer
         self._encrypt = encrypt
         self._logprobs = TextLogprobs(tokenizer)
-        self._sequence = 0
-        self._item: dict[str, Any] | None = None  # the open one, always the last of the output
-        self.response: dict[str, Any] = {
+        self._usage = Usage()  # of the turns that have ended
+        self._turn = 0  # where in the output the running turn begins
+        response: dict[str, Any] = {
             "id": response_id,
             "object": "response",
             "created_at": created,
@@ -69,6 +67,7 @@ class ResponseEvents:
             "usage": None,
             **request.echo,
         }
+        super().__init__(response, include_obfuscation=request.include_obfuscation)
 
     # --- the frame --------------------------------------------------------------------------------
 
@@ -97,8 +96,7 @@ class ResponseEvents:
     def fail(self, error: NvcliError) -> Iterator[Event]:
         """The engine or the server ended it: an error, then the failed response."""
         message = str(error)[:2000]
-        if self._item is not None:
-            yield from self._close("incomplete")
+        yield from self._break_off(message)
         yield self._event("error", code=error.code, message=message, param=error.param)
         self.response["status"] = "failed"
         self.response["error"] = {"code": "server_error", "message": message}
@@ -106,62 +104,67 @@ class ResponseEvents:
 
     def cancel(self) -> Iterator[Event]:
         """The client ended it."""
-        if self._item is not None:
-            yield from self._close("incomplete")
+        yield from self._break_off("the response was cancelled")
         self.response["status"] = "cancelled"
         self.response["completed_at"] = None
 
+    def _break_off(self, reason: str) -> Iterator[Event]:
+        if self._item is not None:
+            yield from self._close("incomplete")
+        yield from self.give_up(reason)
+
     def _finish(self, output: RequestOutput) -> Iterator[Event]:
+        """The model has ended its turn."""
         is_cut = output.finish_reason is FinishReason.LENGTH
-        kinds = [item["type"] for item in self.response["output"]]
-        if not is_cut and "message" not in kinds and "function_call" not in kinds:
+        self._usage = _sum(self._usage, output.usage)
+        answers = ("message", "function_call", "mcp_call", "mcp_approval_request")
+        is_open = self._is_open("mcp_approval_request")  # not in the output yet
+        has_answer = any(i["type"] in answers for i in self.response["output"][self._turn :])
+        if not is_cut and not has_answer and not is_open:
             yield from self._open_message()
         if self._item is not None:
             yield from self._close("incomplete" if is_cut else "completed")
+        if is_cut:
+            yield from self.give_up("the response was cut before the call")
+        if not self.pending:
+            yield from self.complete(is_cut=is_cut)
+
+    def complete(self, *, is_cut: bool = False) -> Iterator[Event]:
+        """The response ends well, or at its limit of tokens."""
         response = self.response
         response["status"] = "incomplete" if is_cut else "completed"
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             response["completed_at"] = int(time.time())
-        response["usage"] = usage_body(output.usage)
+        response["usage"] = usage_body(self._usage)
         yield self._event(f"response.{response['status']}", response=self._snapshot())
 
-    def _event(self, kind: str, **values: Any) -> Event:
-        event = {"type": kind, "sequence_number": self._sequence, **values}
-        self._sequence += 1
-        return event
+    @property
+    def num_output_tokens(self) -> int:
+        return self._usage.completion_tokens
 
-    def _snapshot(self) -> dict[str, Any]:
-        return deepcopy(self.response)
+    def begin_turn(self) -> None:
+        """The model speaks again, with the results of its calls before it."""
+        self._turn = len(self.response["output"])
+        self._logprobs = TextLogprobs(self._tokenizer)
 
-    # --- items ------------------------------------------------------------------------------------
-
-    def _in_item(self, kind: str, **values: Any) -> Event:
-        assert self._item is not None, "an item is open"
-        index = len(self.response["output"]) - 1
-        event = self._event(kind, item_id=self._item["id"], output_index=index, **values)
-        if kind.endswith(".delta") and self._request.include_obfuscation:
-            size = _OBFUSCATED - len(values["delta"]) % _OBFUSCATED
-            event["obfuscation"] = secrets.token_urlsafe(_OBFUSCATED)[:size]
-        return event
-
-    def _open(self, kind: str, **values: Any) -> Iterator[Event]:
-        if self._item is not None:
-            yield from self._close("completed")
-        self._item = {"id": new_item_id(kind), "type": kind, "status": "in_progress", **values}
-        self.response["output"].append(self._item)
-        yield self._added()
-
-    def _added(self) -> Event:
-        index = len(self.response["output"]) - 1
-        item = deepcopy(self._item)
-        return self._event("response.output_item.added", output_index=index, item=item)
+    def asks_client(self) -> bool:
+        """Whether the turn holds something only the client can answer."""
+        kinds = ("function_call", "mcp_approval_request")
+        return any(item["type"] in kinds for item in self.response["output"][self._turn :])
 
     def _close(self, status: str) -> Iterator[Event]:
         item = self._item
         assert item is not None, "an item is open"
-        if item["type"] == "message":
+        kind = item["type"]
+        if kind == "mcp_call":
+            yield from self._close_call(item, status)
+            return
+        if kind == "mcp_approval_request":
+            yield from self._close_approval(item, status)
+            return
+        if kind == "message":
             part = item["content"][0]
             yield self._in_item(
                 "response.output_text.done",
@@ -170,7 +173,7 @@ class ResponseEvents:
                 logprobs=part["logprobs"],
             )
             yield self._in_item("response.content_part.done", content_index=0, part=deepcopy(part))
-        elif item["type"] == "reasoning":
+        elif kind == "reasoning":
             yield from self._close_reasoning(item)
         else:
             yield self._in_item(
@@ -179,12 +182,8 @@ class ResponseEvents:
                 name=item["name"],
             )
         item["status"] = status
-        index = len(self.response["output"]) - 1
-        yield self._event("response.output_item.done", output_index=index, item=deepcopy(item))
+        yield self._done(item)
         self._item = None
-
-    def _is_open(self, kind: str) -> bool:
-        return self._item is not None and self._item["type"] == kind
 
     # --- reasoning --------------------------------------------------------------------------------
 
@@ -246,11 +245,29 @@ class ResponseEvents:
 
     def _call(self, call: ToolCall) -> Iterator[Event]:
         if call.name:
-            yield from self._open("function_call", call_id=call.id, name=call.name, arguments="")
-        if call.arguments:
+            function = self.functions.get(call.name)
+            if function is not None:
+                yield from self._open_call(call, function)
+            else:
+                named = {"call_id": call.id, "name": call.name}
+                yield from self._open("function_call", **named, arguments="")
+        if not call.arguments:
+            return
+        if self._is_open("function_call"):
             assert self._item is not None
             self._item["arguments"] += call.arguments
             yield self._in_item("response.function_call_arguments.delta", delta=call.arguments)
+        else:
+            yield from self._add_arguments(call.arguments)
+
+
+def _sum(first: Usage, second: Usage) -> Usage:
+    return Usage(
+        first.prompt_tokens + second.prompt_tokens,
+        first.completion_tokens + second.completion_tokens,
+        first.cached_tokens + second.cached_tokens,
+        first.reasoning_tokens + second.reasoning_tokens,
+    )
 
 
 def usage_body(usage: Usage) -> dict[str, Any]:

@@ -15,10 +15,28 @@ from nvcli.text import content_text, parse_message
 from nvcli.types import Message, ToolCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 MAX_ITEMS = 10_000
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "mcp_list_tools": "mcpl",
+    "mcp_call": "mcp",
+    "mcp_approval_request": "mcpr",
+}
+_KINDS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "reasoning",
+    "mcp_list_tools",
+    "mcp_call",
+    "mcp_approval_request",
+    "mcp_approval_response",
+)
+DECLINED = "The user did not allow this call."
 
 
 def new_item_id(kind: str) -> str:
@@ -52,7 +70,7 @@ def _item(
         if found is None:
             fields.fail("id", f"{item_id[:80]} is no stored item")
         return found
-    if kind not in ("message", "function_call", "function_call_output", "reasoning"):
+    if kind not in _KINDS:
         raise UnsupportedFieldError(
             f"{place}.type: items of type {kind[:60]} are not supported", param=f"{place}.type"
         )
@@ -87,6 +105,33 @@ def _check(item: dict[str, Any], place: str) -> None:
                 for i, part in enumerate(fields.array(name) or ()):
                     Fields(part, f"{place}.{name}[{i}]").text("text")
             fields.text("encrypted_content")
+        case "mcp_list_tools":
+            for i, tool in enumerate(fields.array("tools") or ()):
+                _check_tool(Fields(tool, f"{place}.tools[{i}]"))
+            _check_texts(fields, ("server_label",), ("error",))
+        case "mcp_call":
+            texts = ("output", "error", "approval_request_id")
+            _check_texts(fields, ("server_label", "name", "arguments"), texts)
+        case "mcp_approval_request":
+            _check_texts(fields, ("server_label", "name", "arguments"))
+        case "mcp_approval_response":
+            _check_texts(fields, ("approval_request_id",), ("reason",))
+            if fields.flag("approve") is None:
+                fields.fail("approve", "is missing")
+
+
+def _check_texts(fields: Fields, needed: Sequence[str], others: Sequence[str] = ()) -> None:
+    for name in (*needed, *others):
+        if fields.text(name) is None and name in needed:
+            fields.fail(name, "is missing")
+
+
+def _check_tool(tool: Fields) -> None:
+    if not tool.text("name"):
+        tool.fail("name", "is missing")
+    tool.text("description")
+    tool.object("input_schema")
+    tool.object("annotations")
 
 
 def _chat_message(item: dict[str, Any]) -> dict[str, Any]:
@@ -108,8 +153,10 @@ def to_messages(
     *,
     instructions: str | None,
     decrypt: Callable[[str], str],
+    names: Mapping[tuple[str, str], str] | None = None,
 ) -> tuple[Message, ...]:
-    """The conversation; `decrypt` opens the reasoning that a client carried for us."""
+    """The conversation; `decrypt` opens the reasoning that a client carried for us, `names` are
+    those the model knows an MCP server's tools by, where they are others."""
     messages: list[Message] = []
     if instructions:
         messages.append(Message("system", instructions))
@@ -123,6 +170,8 @@ def to_messages(
         elif kind == "function_call":
             call_id, arguments = str(item["call_id"]), item.get("arguments") or ""
             turn.calls.append(ToolCall(len(turn.calls), call_id, str(item["name"]), arguments))
+        elif kind.startswith("mcp_"):
+            _mcp(item, turn, messages, names or {})
         elif kind == "function_call_output":
             turn.end(messages)
             text = _output_text(item, place)
@@ -147,6 +196,7 @@ class _Turn:
         self.reasoning: str | None = None
         self.text: str | None = None
         self.calls: list[ToolCall] = []
+        self.results: list[Message] = []  # of calls that servers ran
 
     def end(self, messages: list[Message]) -> None:
         if self.text is not None or self.calls or self.reasoning:
@@ -158,7 +208,44 @@ class _Turn:
                     tool_calls=tuple(self.calls),
                 )
             )
-        self.reasoning, self.text, self.calls = None, None, []
+        messages += self.results
+        self.reasoning, self.text, self.calls, self.results = None, None, [], []
+
+
+def _mcp(
+    item: dict[str, Any],
+    turn: _Turn,
+    messages: list[Message],
+    names: Mapping[tuple[str, str], str],
+) -> None:
+    kind = item["type"]
+    if kind == "mcp_approval_response":
+        if not item["approve"]:
+            turn.end(messages)
+            text = " ".join(filter(None, (DECLINED, item.get("reason"))))
+            call_id = str(item["approval_request_id"])
+            messages.append(Message("tool", text, tool_call_id=call_id))
+        return
+    if kind == "mcp_list_tools":
+        return
+    asked = item.get("approval_request_id")
+    if asked is None:
+        name = names.get((item["server_label"], item["name"]), item["name"])
+        turn.calls.append(ToolCall(len(turn.calls), str(item["id"]), name, item["arguments"]))
+    if kind == "mcp_call":
+        call_id = str(item["id"] if asked is None else asked)
+        result = Message("tool", result_text(item), tool_call_id=call_id)
+        if asked is None:
+            turn.results.append(result)
+        else:  # the call itself stands before, in the request for approval
+            turn.end(messages)
+            messages.append(result)
+
+
+def result_text(item: dict[str, Any]) -> str:
+    """What the model reads of a call."""
+    error = item.get("error")
+    return f"error: {error}" if error else item.get("output") or ""
 
 
 def _reasoning(item: dict[str, Any], decrypt: Callable[[str], str]) -> str | None:

@@ -6,11 +6,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nvcli.protocol.chat import ChatRequest, read_metadata
-from nvcli.protocol.fields import Fields, UnsupportedFieldError
+from nvcli.protocol.fields import Fields
+from nvcli.protocol.mcp import McpTools, UnsupportedToolError, read_mcp
 from nvcli.protocol.sampling import check_sampling, read_sampling, refuse_outputs
 from nvcli.protocol.structured import read_format, read_structure
 from nvcli.protocol.thinking import Thinking, read_thinking
-from nvcli.protocol.tools import MAX_TOOLS, Tools, check_names, read_choice, read_function
+from nvcli.protocol.tools import (
+    MAX_TOOLS,
+    Allowed,
+    Tools,
+    check_names,
+    function_names,
+    read_choice,
+    read_function,
+)
 from nvcli.types import MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
@@ -37,12 +46,6 @@ _REFUSED = {
 }
 
 
-class UnsupportedToolError(UnsupportedFieldError):
-    """A tool that this server does not bring."""
-
-    code = "unsupported_tool"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesRequest:
     """`chat` has everything but the messages: those depend on what was stored before."""
@@ -56,6 +59,9 @@ class ResponsesRequest:
     truncates: bool = False
     include: frozenset[str] = frozenset()
     summarizes: bool = False
+    mcp: tuple[McpTools, ...] = ()  # servers whose tools are not in `chat.tools` yet
+    allowed: Allowed | None = None  # what `tool_choice` narrows all tools to
+    max_tool_calls: int | None = None
     include_obfuscation: bool = False
     echo: dict[str, Any] = field(default_factory=dict)  # what the response repeats
 
@@ -86,7 +92,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
     if thinking.budget is not None:
         sampling["thinking_budget"] = thinking.budget
     check_sampling(sampling)
-    tools, tool_echo = _tools(fields)
+    tools, servers, allowed, tool_echo = _tools(fields)
     text = fields.object("text")
     structure = read_structure(fields)
     text_echo: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
@@ -112,6 +118,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
     background = fields.flag("background") or False
     if background and not store:
         fields.fail("background", "needs store: true")
+    max_tool_calls = fields.integer("max_tool_calls", 1)
     options = fields.object("stream_options")
     fields.choice("service_tier", ("auto", "default", "flex", "scale", "priority"))
     fields.ignore(_ACCEPTED)
@@ -123,7 +130,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         "store": store,
         "background": background,
         "max_output_tokens": limit,
-        "max_tool_calls": fields.integer("max_tool_calls", 1),
+        "max_tool_calls": max_tool_calls,
         "metadata": read_metadata(fields),
         "parallel_tool_calls": tools.is_parallel,
         "prompt_cache_key": fields.text("prompt_cache_key"),
@@ -163,25 +170,37 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         truncates=truncation == "auto",
         include=include,
         summarizes=summary is not None,
+        mcp=servers,
+        allowed=allowed,
+        max_tool_calls=max_tool_calls,
         include_obfuscation=bool(options and options.flag("include_obfuscation")),
         echo=echo,
     )
 
 
-def _tools(fields: Fields) -> tuple[Tools, list[dict[str, Any]]]:
-    """The tools as chat has them, and as the response repeats them."""
+def _tools(
+    fields: Fields,
+) -> tuple[Tools, tuple[McpTools, ...], Allowed | None, list[dict[str, Any]]]:
+    """The functions as chat has them, MCP servers, and the tools as the response repeats them."""
     given = fields.array("tools") or []
     if len(given) > MAX_TOOLS:
         fields.fail("tools", f"must hold at most {MAX_TOOLS} tools, got {len(given)}")
     definitions: list[dict[str, Any]] = []
+    servers: list[McpTools] = []
     echo: list[dict[str, Any]] = []
     for i, value in enumerate(given):
-        tool = Fields(value, f"tools[{i}]")
+        place = f"tools[{i}]"
+        tool = Fields(value, place)
         kind = tool.text("type")
+        if kind == "mcp":
+            server, shown = read_mcp(tool, place)
+            servers.append(server)
+            echo.append(shown)
+            continue
         if kind != "function":
             raise UnsupportedToolError(
-                f"tools[{i}].type: tools of type {str(kind)[:60]} are not supported; use function",
-                param=f"tools[{i}].type",
+                f"{place}.type: tools of type {str(kind)[:60]} are not supported; use function",
+                param=f"{place}.type",
             )
         function = read_function(tool)
         function.pop("type", None)
@@ -190,9 +209,12 @@ def _tools(fields: Fields) -> tuple[Tools, list[dict[str, Any]]]:
         echo.append({**filled, "type": "function"})
     names = [definition["function"]["name"] for definition in definitions]
     check_names(fields, "tools", names)
-    choice, allowed = read_choice(fields, names, is_flat=True)
+    labels = [server.label for server in servers]
+    check_names(fields, "tools", labels)
+    choice, allowed = read_choice(fields, names, is_flat=True, labels=labels)
     is_parallel = fields.flag("parallel_tool_calls") is not False
-    return Tools(tuple(definitions), choice, allowed, is_parallel), echo
+    tools = Tools(tuple(definitions), choice, function_names(allowed), is_parallel)
+    return tools, tuple(servers), allowed, echo
 
 
 def _format_echo(shape: Fields) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nvcli.protocol.fields import Fields
+from nvcli.protocol.mcp import McpRef
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ def read_tools(fields: Fields) -> Tools:
     definitions = _definitions(fields)
     choice, allowed = read_choice(fields, [d["function"]["name"] for d in definitions])
     is_parallel = fields.flag("parallel_tool_calls") is not False
-    return Tools(definitions, choice, allowed, is_parallel)
+    return Tools(definitions, choice, function_names(allowed), is_parallel)
 
 
 def _definitions(fields: Fields) -> tuple[dict[str, Any], ...]:
@@ -99,21 +100,29 @@ def check_names(fields: Fields, field: str, names: Sequence[str]) -> None:
         fields.fail(field, f"defines {twice[:80]} twice")
 
 
+Allowed = frozenset[str | McpRef]
+
+
+def function_names(allowed: Allowed | None) -> frozenset[str] | None:
+    return None if allowed is None else frozenset(a for a in allowed if isinstance(a, str))
+
+
 def read_choice(
-    fields: Fields, names: Sequence[str], *, is_flat: bool = False
-) -> tuple[Choice, frozenset[str] | None]:
-    """`tool_choice`, or `function_call`, and the names it narrows the tools to.
+    fields: Fields, names: Sequence[str], *, is_flat: bool = False, labels: Sequence[str] = ()
+) -> tuple[Choice, Allowed | None]:
+    """`tool_choice`, or `function_call`, and what it narrows the tools to.
 
     `is_flat`: names stand beside the type, as in Responses, not in an object of their own.
+    `labels`: those of MCP servers, whose tools are not known yet.
     """
     name = "tool_choice" if fields.has("tool_choice") else "function_call"
     choice = fields.get(name)
     fields.ignore(("tool_choice", "function_call"))
     if choice is None:
-        return ("auto" if names else "none"), None
+        return ("auto" if names or labels else "none"), None
     if choice == "none":
         return "none", None
-    if not names:
+    if not names and not labels:
         fields.fail(name, "is set without tools")
     if choice in ("auto", "required"):
         return choice, None
@@ -121,9 +130,12 @@ def read_choice(
         fields.fail(name, "must be none, auto, required or an object that names a function")
     given = fields.object(name)
     assert given is not None, "the field is there"
-    if given.text("type") == "allowed_tools":
-        return _allowed(given, names, is_flat=is_flat)
-    if name == "tool_choice" and given.text("type") != "function":
+    kind = given.text("type")
+    if kind == "allowed_tools":
+        return _allowed(given, names, is_flat=is_flat, labels=labels)
+    if kind == "mcp" and labels:
+        return "required", frozenset({_reference(given, labels)})
+    if name == "tool_choice" and kind != "function":
         given.fail("type", "must be function or allowed_tools")
     holder = given if name == "function_call" or is_flat else given.object("function")
     if holder is None:
@@ -140,9 +152,16 @@ def _known(holder: Fields, names: Sequence[str]) -> str:
     return wanted
 
 
+def _reference(holder: Fields, labels: Sequence[str]) -> McpRef:
+    label = holder.text("server_label")
+    if label is None or label not in labels:
+        holder.fail("server_label", "is none of the MCP servers in tools")
+    return McpRef(label, holder.text("name"))
+
+
 def _allowed(
-    given: Fields, names: Sequence[str], *, is_flat: bool
-) -> tuple[Choice, frozenset[str]]:
+    given: Fields, names: Sequence[str], *, is_flat: bool, labels: Sequence[str]
+) -> tuple[Choice, Allowed]:
     inner = given if is_flat or given.has("tools") else given.object("allowed_tools")
     if inner is None:
         given.fail("allowed_tools", "is missing")
@@ -152,9 +171,12 @@ def _allowed(
     tools = inner.array("tools")
     if not tools:
         inner.fail("tools", "must hold at least one tool")
-    allowed = set()
+    allowed: set[str | McpRef] = set()
     for i, tool in enumerate(tools):
         holder = Fields(tool, inner.name(f"tools[{i}]"))
+        if labels and holder.text("type") == "mcp":
+            allowed.add(_reference(holder, labels))
+            continue
         if holder.has("function"):
             holder = holder.object("function") or holder
         allowed.add(_known(holder, names))

@@ -25,11 +25,16 @@ def spaced(count: int) -> str:
 def startup_lines(report: Startup) -> list[str]:
     """What `-v` and `/show model` tell: where it runs, what it holds, what took how long."""
     tokens = report.num_blocks * report.block_size
+    num_ranks = report.tensor_parallel_size
+    where, each = (
+        (f"{num_ranks} x {report.device}", " each") if num_ranks > 1 else (report.device, "")
+    )
+    kind = "" if report.kv_cache_dtype == report.dtype else f" in {report.kv_cache_dtype}"
     lines = [
-        f"{report.device}, {report.dtype}, attention {report.attention_backend}"
+        f"{where}, {report.dtype}, attention {report.attention_backend}"
         f" ({report.attention_reason})",
         f"weights {report.weights_bytes / 2**30:.2f} GiB, KV cache {report.pool_bytes / 2**30:.2f}"
-        f" GiB for {spaced(tokens)} tokens",
+        f" GiB{each}{kind} for {spaced(tokens)} tokens",
     ]
     stages = [f"{name} {seconds:.2f} s" for name, seconds in report.stage_s.items()]
     return [*lines, ", ".join(stages)] if stages else lines

@@ -43,6 +43,10 @@ class SharedEngine:
         return self._llm.max_model_len
 
     @property
+    def hidden_size(self) -> int:
+        return self._llm.hidden_size
+
+    @property
     def startup(self) -> Any:
         return getattr(self._llm, "startup", None)
 

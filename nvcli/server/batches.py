@@ -18,6 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from nvcli.batch.endpoints import URLS
 from nvcli.batch.job import run_job
 from nvcli.batch.options import BatchOptions, InputFormat, Order, OutputFormat
 from nvcli.errors import NvcliError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("nvcli")
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS = URLS
 WINDOW_S = 24 * 3600
 MAX_LINES = 50_000
 MAX_ERRORS = 100  # told of a file that is refused

@@ -51,17 +51,22 @@ class EngineBridge:
         """An id for the engine, different from every other of this process."""
         return f"{self._prefix}-{next(self._ids)}"
 
-    def submit(self, requests: Sequence[Request]) -> OutputGroups:
-        """Queue requests whose outputs belong together.
-
-        Raises `QueueFullError`, and what `Engine.validate` raises; then none of them runs.
-        """
-        count = sum(request.params.num_sequences for request in requests)
+    def check_room(self, count: int) -> None:
+        """Raises `QueueFullError`."""
         if self.num_open and self.num_open + count > self.capacity:
             raise QueueFullError(
                 f"{self.num_open:,} sequences are running or waiting, which is all the queue takes",
                 hint="Try again in a moment.",
             )
+
+    def submit(self, requests: Sequence[Request], *, is_admitted: bool = False) -> OutputGroups:
+        """Queue requests whose outputs belong together; `is_admitted`: the queue may be full.
+
+        Raises `QueueFullError`, and what `Engine.validate` raises; then none of them runs.
+        """
+        count = sum(request.params.num_sequences for request in requests)
+        if not is_admitted:
+            self.check_room(count)
         groups = OutputGroups(self, requests, count)
         try:
             for request in requests:

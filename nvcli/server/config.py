@@ -57,6 +57,12 @@ class ServerConfig:
     """Largest request body."""
     storage: Path | None = None
     """Folder for /v1/files and /v1/batches; None: those endpoints are not there."""
+    mcp_file: Path | None = None
+    """MCP servers that requests may name by label: the usual `mcpServers` JSON."""
+    mcp_allow: tuple[str, ...] = ()
+    """Beginnings of URLs of MCP servers that requests may bring; none: no URL at all."""
+    mcp_timeout: float = 60.0
+    """Seconds an MCP server gets to start, to list its tools and to answer a call, each."""
     enable_thinking: bool = True
     """Whether the model thinks where a request leaves it open."""
 

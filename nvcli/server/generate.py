@@ -38,9 +38,11 @@ async def prepare(http: HTTPRequest, work: Callable[[], Any], *, is_slow: bool =
     return await run_in_threadpool(work)
 
 
-def start(state: ServerState, requests: Sequence[Request]) -> OutputGroups:
+def start(
+    state: ServerState, requests: Sequence[Request], *, is_admitted: bool = False
+) -> OutputGroups:
     """Submit; the timeout begins now. Raises what `EngineBridge.submit` raises."""
-    groups = state.bridge.submit(requests)
+    groups = state.bridge.submit(requests, is_admitted=is_admitted)
     timeout = state.config.request_timeout
     if timeout is not None:
         error = TimeoutExceededError(f"the request took longer than {timeout:g} s")

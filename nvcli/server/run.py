@@ -163,6 +163,7 @@ class _Server:
             finally:
                 uvicorn.should_exit = True
                 await asyncio.wait({answering}, timeout=CLOSE_TIMEOUT_S + 1)
+                await asyncio.to_thread(self._app.state.mcp.close)
                 if self._llm is not None:
                     await asyncio.to_thread(self._llm.close)
         if not loading.done():

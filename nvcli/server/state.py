@@ -11,6 +11,7 @@ from nvcli.server.batches import BatchManager
 from nvcli.server.bridge import EngineBridge
 from nvcli.server.errors import NotReadyError, UnknownModelError
 from nvcli.server.files import FileStore
+from nvcli.server.mcp import McpHub
 from nvcli.server.metrics import Metrics
 from nvcli.server.remote_engine import RemoteEngine
 from nvcli.server.sealing import Sealer
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from nvcli.errors import NvcliError
     from nvcli.server.config import ServerConfig
     from nvcli.server.engine import ServerEngine
-    from nvcli.server.responses import Record
+    from nvcli.server.response_run import Record
     from nvcli.text import Tokenizer
 
 
@@ -47,6 +48,7 @@ class ServerState:
         self.completions = Store(config.store_limit)
         self.live: dict[str, Record] = {}  # responses in the background
         self.sealer = Sealer()
+        self.mcp = McpHub(config.mcp_file, config.mcp_allow, timeout_s=config.mcp_timeout)
         self.files: FileStore | None = None
         self.batches: BatchManager | None = None
         if config.storage is not None:

@@ -2,6 +2,13 @@
 one-shot answers and the server take them from here.
 """
 
-from nvcli.tools.toolbox import Toolbox, ToolError, ToolResult, ToolSource, ToolSpec
+from nvcli.tools.toolbox import (
+    Toolbox,
+    ToolError,
+    ToolResult,
+    ToolSource,
+    ToolSpec,
+    cut_result,
+)
 
-__all__ = ["ToolError", "ToolResult", "ToolSource", "ToolSpec", "Toolbox"]
+__all__ = ["ToolError", "ToolResult", "ToolSource", "ToolSpec", "Toolbox", "cut_result"]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import importlib.util
 import json
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nvcli.errors import NvcliError, UsageError
 from nvcli.tools.toolbox import ToolError, ToolSpec
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 START_TIMEOUT_S = 30.0
+MAX_LISTED = 1000  # tools of one server; pages are read no further
 _CLOSE_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
 
 
 def open_servers(path: Path, warn: Callable[[str], None]) -> list[McpServer]:
@@ -31,13 +35,8 @@ def open_servers(path: Path, warn: Callable[[str], None]) -> list[McpServer]:
     Raises `UsageError` for a file that is none, `NvcliError` for a server that does not answer.
     """
     entries = read_servers(path)
-    try:
-        import mcp  # noqa: F401 - the SDK is an extra
-    except ImportError as exc:
-        raise UsageError(
-            "MCP servers need the mcp package", hint="pip install 'nvcli[mcp]'", param="mcp"
-        ) from exc
-    loop = _Loop()
+    require_sdk()
+    loop = McpLoop()
     servers: list[McpServer] = []
     taken: set[str] = set()
     try:
@@ -51,6 +50,14 @@ def open_servers(path: Path, warn: Callable[[str], None]) -> list[McpServer]:
             server.close()
         raise
     return servers
+
+
+def require_sdk() -> None:
+    """Raises `UsageError` where the SDK, an extra, is not installed."""
+    if importlib.util.find_spec("mcp") is None:
+        raise UsageError(
+            "MCP servers need the mcp package", hint="pip install 'nvcli[mcp]'", param="mcp"
+        )
 
 
 def read_servers(path: Path) -> dict[str, dict[str, Any]]:
@@ -70,38 +77,123 @@ def read_servers(path: Path) -> dict[str, dict[str, Any]]:
     return {n: e for n, e in entries.items() if not e.get("disabled")}
 
 
-class _Loop:
+class McpLoop:
     """An event loop in a daemon thread."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, name="nvcli-mcp", daemon=True).start()
 
-    def run(self, work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        """Raises `TimeoutError` after cancelling `work`, and what `work` raises."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+
+class McpConnection:
+    """A connection that a task of its own keeps open; every future here is thread-safe.
+
+    `ready` gives the tools once they were listed, or why the server cannot be used. A connection
+    that has ended stays so; whoever wants it again opens a new one.
+    """
+
+    def __init__(
+        self, name: str, entry: dict[str, Any], loop: McpLoop, *, expands: bool = True
+    ) -> None:
+        """`expands`: variables of the environment may stand in the entry."""
+        self.name = name
+        self.ready: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+        self._loop = loop
+        self._client: Any = None
+        self._stop = asyncio.Event()
+        self._task = loop.start(self._serve(entry, os.path.expandvars if expands else str))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still answer; also while it is being opened."""
+        if not self.ready.done():
+            return not self._task.done()
+        return self._client is not None
+
+    async def _serve(self, entry: dict[str, Any], expand: Callable[[str], str]) -> None:
+        """The connection's task: it opens, waits for the end, and closes."""
+        from mcp import Client
+
         try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError as exc:
-            future.cancel()
-            raise TimeoutError from exc
-        except BaseException:
-            future.cancel()
+            async with contextlib.AsyncExitStack() as stack:
+                client = Client(await _transport(entry, stack, expand))
+                self._client = await stack.enter_async_context(client)
+                self.ready.set_result(await self._list())
+                await self._stop.wait()
+        except BaseException as exc:  # noqa: BLE001 - whatever it is, the opener raises it
+            if not self.ready.done():
+                self.ready.set_exception(exc)
+        finally:
+            self._client = None
+
+    def list_tools(self) -> concurrent.futures.Future[list[Any]]:
+        """The tools as they are now. The future raises `ToolError`."""
+        return self._loop.start(self._asking(self._list()))
+
+    async def _list(self) -> list[Any]:
+        found: list[Any] = []
+        cursor = None
+        while len(found) < MAX_LISTED:
+            page = await self._client.list_tools(cursor=cursor)
+            found += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        return found
+
+    def call(self, name: str, arguments: dict[str, Any]) -> concurrent.futures.Future[str]:
+        """The result as text. The future raises `ToolError`; cancelling it gives the call up."""
+        return self._loop.start(self._asking(self._call(name, arguments)))
+
+    async def _asking(self, work: Coroutine[Any, Any, T]) -> T:
+        """`work`, which asks the server; a connection that is lost over it is ended."""
+        if self._client is None:
+            work.close()
+            raise ToolError(f"the MCP server {self.name} has ended")
+        try:
+            return await work
+        except ToolError:
             raise
+        except Exception as exc:
+            if _is_lost(exc):
+                self._client = None
+                self._stop.set()
+            raise ToolError(error_text(exc)) from exc
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> str:
+        result = await self._client.call_tool(name, arguments)
+        text = "\n".join(_content_text(part) for part in result.content)
+        if not text and result.structured_content is not None:
+            text = json.dumps(result.structured_content, ensure_ascii=False)
+        if result.is_error:
+            raise ToolError(text or "it failed")
+        return text
+
+    def end(self) -> None:
+        """Begin to close; returns at once."""
+        self._client = None
+        self._loop.loop.call_soon_threadsafe(self._stop.set)
+        if not self.ready.done():
+            self._task.cancel()
+
+    def close(self) -> None:
+        self.end()
+        with contextlib.suppress(Exception, concurrent.futures.CancelledError):
+            self._task.result(_CLOSE_TIMEOUT_S)
+        self._task.cancel()
 
 
 class McpServer:
     """One connection and its tools; a name that is taken gets the server's name before it."""
 
-    def __init__(self, name: str, entry: dict[str, Any], loop: _Loop, taken: set[str]) -> None:
+    def __init__(self, name: str, entry: dict[str, Any], loop: McpLoop, taken: set[str]) -> None:
         self.name = name
-        self._loop = loop
-        self._client: Any = None
-        self._ready: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
-        self._stop = asyncio.Event()
-        self._task = asyncio.run_coroutine_threadsafe(self._serve(entry), loop.loop)
+        self._connection = McpConnection(name, entry, loop)
         try:
-            tools = self._ready.result(START_TIMEOUT_S)
+            tools = self._connection.ready.result(START_TIMEOUT_S)
         except concurrent.futures.TimeoutError as exc:
             self.close()
             raise NvcliError(
@@ -109,7 +201,7 @@ class McpServer:
             ) from exc
         except Exception as exc:
             self.close()
-            raise NvcliError(f"the MCP server {name} cannot be used: {_reason(exc)}") from exc
+            raise NvcliError(f"the MCP server {name} cannot be used: {error_text(exc)}") from exc
         self._names: dict[str, str] = {}
         self.specs: list[ToolSpec] = []
         for tool in tools:
@@ -119,67 +211,35 @@ class McpServer:
             schema = {"type": "object", **dict(tool.input_schema)}
             self.specs.append(ToolSpec(shown, tool.description or "", schema, f"MCP {name}"))
 
-    async def _serve(self, entry: dict[str, Any]) -> None:
-        """The connection's task: it opens, waits for the end, and closes."""
-        from mcp import Client
-
-        try:
-            async with contextlib.AsyncExitStack() as stack:
-                client = await stack.enter_async_context(Client(_transport(entry, stack)))
-                found, cursor = [], None
-                while True:
-                    page = await client.list_tools(cursor=cursor)
-                    found += page.tools
-                    cursor = page.next_cursor
-                    if not cursor:
-                        break
-                self._client = client
-                self._ready.set_result(found)
-                await self._stop.wait()
-        except BaseException as exc:  # noqa: BLE001 - whatever it is, the opener raises it
-            if not self._ready.done():
-                self._ready.set_exception(exc)
-        finally:
-            self._client = None
-
     def call(self, name: str, arguments: dict[str, Any], timeout_s: float) -> str:
-        client = self._client
-        if client is None:
-            raise ToolError(f"the MCP server {self.name} has ended")
+        future = self._connection.call(self._names[name], arguments)
         try:
-            result = self._loop.run(client.call_tool(self._names[name], arguments), timeout_s)
-        except TimeoutError:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
             raise ToolError(f"it did not answer in {timeout_s:g} s") from None
-        except Exception as exc:
-            raise ToolError(_reason(exc)) from exc
-        text = "\n".join(_content_text(part) for part in result.content)
-        if not text and result.structured_content is not None:
-            text = json.dumps(result.structured_content, ensure_ascii=False)
-        if result.is_error:
-            raise ToolError(text or "it failed")
-        return text
+        finally:
+            future.cancel()
 
     def close(self) -> None:
-        self._loop.loop.call_soon_threadsafe(self._stop.set)
-        with contextlib.suppress(Exception, concurrent.futures.CancelledError):
-            self._task.result(_CLOSE_TIMEOUT_S)
-        self._task.cancel()
+        self._connection.close()
 
 
-def _transport(entry: dict[str, Any], stack: contextlib.AsyncExitStack) -> Any:
+async def _transport(
+    entry: dict[str, Any], stack: contextlib.AsyncExitStack, expand: Callable[[str], str]
+) -> Any:
     if "url" in entry:
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
-        headers = {k: os.path.expandvars(v) for k, v in (entry.get("headers") or {}).items()}
-        client = create_mcp_http_client(headers=headers)
-        return streamable_http_client(os.path.expandvars(entry["url"]), http_client=client)
+        headers = {k: expand(v) for k, v in (entry.get("headers") or {}).items()}
+        client = await stack.enter_async_context(create_mcp_http_client(headers=headers))
+        return streamable_http_client(expand(entry["url"]), http_client=client)
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    given = {k: os.path.expandvars(str(v)) for k, v in (entry.get("env") or {}).items()}
+    given = {k: expand(str(v)) for k, v in (entry.get("env") or {}).items()}
     parameters = StdioServerParameters(
-        command=os.path.expandvars(entry["command"]),
-        args=[os.path.expandvars(str(arg)) for arg in entry.get("args") or ()],
+        command=expand(entry["command"]),
+        args=[expand(str(arg)) for arg in entry.get("args") or ()],
         env={**os.environ, **given},
         cwd=entry.get("cwd"),
     )
@@ -194,7 +254,15 @@ def _content_text(part: Any) -> str:
     return f"[{getattr(part, 'type', 'content')} that a text model cannot read]"
 
 
-def _reason(exc: BaseException) -> str:
+def _is_lost(exc: BaseException) -> bool:
+    """Whether the connection is gone, rather than a call refused."""
+    from mcp import MCPError
+    from mcp.types import CONNECTION_CLOSED
+
+    return not isinstance(exc, MCPError) or exc.error.code == CONNECTION_CLOSED
+
+
+def error_text(exc: BaseException) -> str:
     while isinstance(exc, BaseExceptionGroup):
         exc = exc.exceptions[0]
     text = " ".join(str(exc).split())

@@ -66,6 +66,13 @@ class ToolSource(Protocol):
     def close(self) -> None: ...
 
 
+def cut_result(text: str, limit: int = MAX_CHARACTERS) -> str:
+    """The beginning of what a tool gave, and how much more there was."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}\n[{len(text) - limit:,} more characters were left out]"
+
+
 class Toolbox:
     """Raises `UsageError` where two tools have one name."""
 
@@ -102,9 +109,10 @@ class Toolbox:
         """Call by name with arguments as JSON text, as the model wrote them."""
         start = time.monotonic()
         try:
-            text, is_error = self._cut(self._call(name, arguments)), False
+            text, is_error = self._call(name, arguments), False
         except ToolError as exc:
-            text, is_error = self._cut(f"error: {exc}"), True
+            text, is_error = f"error: {exc}", True
+        text = cut_result(text, self._max_characters)
         return ToolResult(text, is_error, time.monotonic() - start)
 
     def _call(self, name: str, arguments: str) -> str:
@@ -118,12 +126,6 @@ class Toolbox:
         if not isinstance(values, dict):
             raise ToolError("the arguments must be a JSON object")
         return found[0].call(name, values, self._timeout_s)
-
-    def _cut(self, text: str) -> str:
-        if len(text) <= self._max_characters:
-            return text
-        dropped = len(text) - self._max_characters
-        return f"{text[: self._max_characters]}\n[{dropped:,} more characters were left out]"
 
     def close(self) -> None:
         for source in self._sources:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nvcli.batch.options import InputFormat
+from nvcli.batch.records import identify
 from nvcli.batch.rows import Row, detect_format, read_rows
 from nvcli.errors import UsageError
 
@@ -60,6 +61,26 @@ def test_bad_json_costs_its_own_line(tmp_path: Path, line: bytes, code: str, par
     assert problem.code == code
     assert part in problem.message
     assert "\n" not in problem.message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"id": 123456789012345678901234, "prompt": "x"}',
+        b'{"custom_id": 1.5}',
+        b'{"prompt": "\\ud800"}',
+        b'{"a": NaN}',
+        b"{bad",
+        b'{"a": "\xff"}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'"text"',
+        b'{"a": 1e999}',
+    ],
+)
+def test_the_quick_reading_knows_the_same_ids_and_problems(tmp_path: Path, line: bytes) -> None:
+    exact, quick = (rows(tmp_path, line, is_exact=flag) for flag in (True, False))
+    assert [identify(row) for row in exact] == [identify(row) for row in quick]
+    assert [row.identity for row in exact] == [row.identity for row in quick]
 
 
 def test_blank_lines_are_no_records_but_count_as_lines(tmp_path: Path) -> None:

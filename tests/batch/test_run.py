@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_poisoned_records_cost_one_line_each(tmp_path: Path) -> None:
         {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"x": 1}}},
         {"prompt": "x", "guided_json": {}},
         {"prompt": "x", "tools": [{"function": {"name": "f"}}], "tool_choice": "required"},
-        {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "x"}},
+        {"custom_id": "e", "url": "/v1/rerank", "body": {"query": "x"}},
         {"prompt": "FAIL"},
         {"prompt": "x", "temperature": "hot"},
         {"prompt": "x", "top_p": 0},
@@ -344,6 +345,15 @@ def test_text_through_a_pipe() -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.count(b"\n") == 2
+
+
+@pytest.mark.parametrize("text", ["plain", "\x00\x1b\x7f", "\u2028\u0085é😀", '"\\', "\ud800"])
+def test_every_text_comes_back_in_ascii_without_controls(text: str) -> None:
+    line = encode_line({"text": text, "ids": (1, 2), "n": 0.1})
+    assert line.isascii()
+    assert re.fullmatch(rb"[ -~]*\n", line)
+    expected = text if text != "\ud800" else "\ufffd"
+    assert json.loads(line) == {"text": expected, "ids": [1, 2], "n": 0.1}
 
 
 def test_lines_are_ascii_and_always_read() -> None:

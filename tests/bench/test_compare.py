@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvcli.bench.compare import parse_gate
+from nvcli.bench.gates import parse_gate
 from nvcli.errors import UsageError
 from tests.bench.runs import closed_loop, noisy, store
 from tests.cli.conftest import Cli

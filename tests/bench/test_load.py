@@ -16,17 +16,8 @@ import pytest
 
 from nvcli.bench import metrics
 from nvcli.bench.children import stub_server
-from nvcli.bench.client import (
-    Client,
-    Endpoint,
-    EventReader,
-    Load,
-    LoadResult,
-    LoadRun,
-    new_record,
-    probe,
-    take_event,
-)
+from nvcli.bench.client import Client, Endpoint, EventReader, new_record, probe, take_event
+from nvcli.bench.load_run import Load, LoadResult, LoadRun
 from nvcli.bench.online import Options, Point, Session, Target, server_flags
 from nvcli.bench.record import RequestRecord, read_runs
 from nvcli.bench.selftest import Check
@@ -356,4 +347,5 @@ def test_check_allows_the_machine_s_own_lateness() -> None:
 
 def test_server_flags() -> None:
     given = {"model": "m", "memory_utilization": 0.5, "max_num_seqs": None}
+    assert server_flags({"enforce_eager": True}) == ["--enforce-eager"]
     assert server_flags(given) == ["--model", "m", "--gpu-memory-utilization", "0.5"]

@@ -80,7 +80,7 @@ USAGE_ERRORS = [
     ["chat", "--max-model-len", "32q", "x"],
     ["chat", "--max-num-seqs", "0", "x"],
     ["chat", "--gpu-memory-utilization", "2", "x"],
-    ["chat", "--kv-cache-dtype", "fp8", "x"],
+    ["chat", "--kv-cache-dtype", "fp4", "x"],
     ["chat", "--device", "tpu", "x"],
     ["chat", "--color", "blue", "x"],
     ["chat", "--stdin-position", "up", "x"],

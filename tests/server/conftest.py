@@ -52,6 +52,7 @@ class Served:
         self._server.should_exit = True
         self._server.force_exit = True
         self._thread.join(10)
+        self.app.state.mcp.close()
         self.llm.close()
 
     # --- requests -----------------------------------------------------------------------------

@@ -47,10 +47,10 @@ def client_of() -> Iterator[Any]:
         client.close()
 
 
-def run_batch(client: OpenAI, data: bytes, **options: Any) -> Any:
+def run_batch(client: OpenAI, data: bytes, endpoint: Any = CHAT, **options: Any) -> Any:
     file = client.files.create(file=("in.jsonl", data), purpose="batch")
     batch = client.batches.create(
-        input_file_id=file.id, endpoint=CHAT, completion_window="24h", **options
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h", **options
     )
     assert batch.status in ("validating", "in_progress")
     return wait_for(client, batch.id)
@@ -93,6 +93,73 @@ def test_a_batch_from_upload_to_output(serve: Serve, client_of: Any, tmp_path: P
     purposes = sorted(item.purpose for item in client.files.list())
     assert purposes == ["batch", "batch_output", "batch_output"]
     served.wait_idle()
+
+
+def answer_all(client: OpenAI, url: str, bodies: list[dict[str, Any]]) -> list[Any]:
+    """(status, body) of a batch of `bodies`, in their order."""
+    records = [
+        {"custom_id": str(i), "method": "POST", "url": url, "body": {"model": "scripted", **body}}
+        for i, body in enumerate(bodies)
+    ]
+    batch = run_batch(client, as_jsonl(records), url)
+    assert batch.status == "completed", batch.errors
+    files = [file for file in (batch.output_file_id, batch.error_file_id) if file]
+    found = {int(v["custom_id"]): v["response"] for file in files for v in lines_of(client, file)}
+    return [(found[i]["status_code"], found[i]["body"]) for i in range(len(bodies))]
+
+
+def test_a_batch_of_embeddings(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+    """The same bodies as the endpoint gives, and the same refusals."""
+    served = serve("x", config=ServerConfig(storage=tmp_path))
+    bodies: list[dict[str, Any]] = [
+        {"input": "hello"},
+        {"input": ["a", "b"], "dimensions": 32},
+        {"input": [1, 2, 3], "encoding_format": "base64"},
+        {"input": "hello", "dimensions": 65},
+        {"input": ""},
+        {"input": "x" * 2000},
+    ]
+    answers = answer_all(client_of(served), "/v1/embeddings", bodies)
+    for body, (status, answer) in zip(bodies, answers, strict=True):
+        direct = served.post("/v1/embeddings", {"model": "scripted", **body})
+        assert status == direct.status_code
+        if status == 200:
+            assert answer == direct.json()
+        else:
+            assert answer["error"]["code"] == direct.json()["error"]["code"]
+    served.wait_idle()
+
+
+def test_a_batch_of_responses(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+    served = serve(f"<think>\nhm\n</think>\n\nHi!{call}", config=ServerConfig(storage=tmp_path))
+    look = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    include = ["message.output_text.logprobs"]
+    bodies: list[dict[str, Any]] = [
+        {"input": "hello", "tools": [look], "instructions": "Be terse."},
+        {"input": [{"role": "user", "content": "x"}], "max_output_tokens": 3, "include": include},
+        {"input": "x", "previous_response_id": "resp_1"},
+        {"input": "x", "background": True},
+        {"input": "x", "tools": [{"type": "mcp", "server_label": "m"}]},
+        {"input": [{"type": "item_reference", "id": "nope"}]},
+        {"input": []},
+    ]
+    client = client_of(served)
+    answers = answer_all(client, "/v1/responses", bodies)
+    assert [status for status, _ in answers] == [200, 200, 400, 400, 400, 400, 400]
+
+    def clean(value: Any) -> Any:
+        skip = ("id", "call_id", "created_at", "completed_at", "store", "cached_tokens", "seed")
+        if isinstance(value, dict):
+            return {k: clean(v) for k, v in value.items() if k not in skip}
+        return [clean(v) for v in value] if isinstance(value, list) else value
+
+    for body, (_, answer) in zip(bodies[:2], answers, strict=False):
+        direct = served.post("/v1/responses", {"model": "scripted", **body}).json()
+        assert clean(answer) == clean(direct)
+        assert answer["store"] is False
+        assert served.client.get(f"/v1/responses/{answer['id']}").status_code == 404
+    assert answers[2][1]["error"]["param"] == "previous_response_id"
 
 
 def test_files(serve: Serve, client_of: Any, tmp_path: Path) -> None:
@@ -158,7 +225,7 @@ def test_bad_batches(serve: Serve, tmp_path: Path) -> None:
     good = {"input_file_id": made["id"], "endpoint": CHAT, "completion_window": "24h"}
     for fields, status in (
         ({"input_file_id": "file-x"}, 404),
-        ({"endpoint": "/v1/embeddings"}, 400),
+        ({"endpoint": "/v1/rerank"}, 400),
         ({"completion_window": "1h"}, 400),
         ({"completion_window": None}, 400),
         ({"metadata": {"a": 5}}, 400),

@@ -363,7 +363,7 @@ def test_input_tokens(serve: Serve) -> None:
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_tool"),
         (
-            {"tools": [{"type": "mcp", "server_url": "http://x"}]},
+            {"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://x"}]},
             "tools[0].type",
             "unsupported_tool",
         ),

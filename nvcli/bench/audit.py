@@ -1,0 +1,89 @@
+"""Whether a run may be trusted: what is worth a warning, and what makes it unsound (exit 6)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from nvcli.bench import little, metrics
+from nvcli.bench.record import OK
+
+if TYPE_CHECKING:
+    from nvcli.bench.little import Identity, Law
+    from nvcli.bench.record import RequestRecord, Run
+    from nvcli.bench.window import Window
+
+LATE_FLOOR_S, LATE_SHARE = 0.005, 0.05  # a later client than this is not sound
+
+
+def warnings(
+    run: Run,
+    inside: list[RequestRecord],
+    law: Law,
+    window: Window,
+    counts: dict[str, Any],
+) -> list[str]:
+    found = []
+    wrong = sum(
+        r.status == OK and r.n_out is not None and r.n_out != sum(k for _, k in r.chunks)
+        for r in inside
+    )
+    if wrong:
+        found.append(f"{wrong} requests: usage tells another number of tokens than the chunks")
+    if law.verdict == "edge effects":
+        found.append("edge effects: lengthen the run; a window of 20 W is wanted")
+    load = run.header.get("load", {})
+    if load.get("mode") == "closed" and law.W is not None:
+        ends = [r.end_ns for r in inside if r.status == OK]
+        if little.is_cohort(ends, int(load.get("concurrency", 0)), law.W):
+            found.append("lock-step: requests end in bunches; use random output lengths")
+    if counts["unfinished"]:
+        found.append(f"{counts['unfinished']} requests were still running at the end")
+    machine = run.header.get("environment") or {}
+    busy, cpus = machine.get("load_average"), machine.get("cpus")
+    if busy is not None and cpus and busy > 1.2 * cpus:
+        found.append(
+            f"busy machine: a load average of {busy:.1f} on {cpus} CPUs before the run began"
+        )
+    cached = sum(r.cached or 0 for r in inside)
+    prompt = sum(r.n_in or 0 for r in inside)
+    if prompt and run.header.get("workload", {}).get("cache") == "cold" and cached > 0.02 * prompt:
+        found.append(f"prefix cache: {cached / prompt:.0%} of a cold run's prompt tokens were hits")
+    return found
+
+
+def unsound(
+    run: Run,
+    json: dict[str, Any],
+    identity: Identity,
+    law: Law,
+    window: Window,
+    pools: dict[str, list[float]],
+) -> list[str]:
+    """Why the numbers must not be trusted; empty when they may."""
+    reasons = []
+    if not identity.holds:
+        reasons.append(
+            "the run does not add up: integral of N(t) and sum of W differ by "
+            f"{identity.relative_error:.2g}"
+        )
+    planned = run.end.get("planned")
+    if planned is not None and planned != len(run.requests) and not run.end.get("interrupted"):
+        reasons.append(f"{planned} requests were planned, {len(run.requests)} are on record")
+    late, ttft = pools["late"], pools["ttft"]
+    limit = LATE_FLOOR_S
+    if ttft and math.isfinite(middle := metrics.percentile(ttft, 0.5)):
+        limit = max(limit, LATE_SHARE * middle)
+    is_open = run.header.get("load", {}).get("mode") == "open"
+    # Under a cap the wait for a place counts: s* is the schedule, and lateness is meant.
+    if late and is_open and not run.header["load"].get("cap"):
+        worst = metrics.percentile(late, 0.99)
+        if worst > limit:
+            reasons.append(f"the client was late: p99 {worst * 1e3:.1f} ms")
+    if window.is_overloaded:
+        reasons.append("overloaded: the queue grows, an open loop at this rate diverges")
+    if law.verdict == "not steady" and len(run.requests) >= 20:
+        reasons.append(f"not steady: Little's residual is {(law.residual or 0):.1%}")
+    if json["counts"]["ok"] == 0:
+        reasons.append("no request was answered")
+    return reasons

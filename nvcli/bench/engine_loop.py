@@ -1,0 +1,134 @@
+"""Planned requests into an engine in this process; every request becomes a record.
+
+Moments are taken on the engine's thread when a token is handed out. Lengths are exact: prompts are
+token ids and `ignore_eos` makes every answer as long as planned.
+"""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.bench.record import ERROR, OK, UNFINISHED, RequestRecord, RunWriter, now_ns
+from nvcli.types import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nvcli.bench.workload import Planned
+    from nvcli.llm import LLM
+    from nvcli.types import RequestOutput
+
+
+@dataclass(slots=True)
+class _Open:
+    record: RequestRecord
+    planned: Planned
+
+
+class EngineLoop:
+    """Drives an engine with planned requests; every request becomes a record."""
+
+    def __init__(self, llm: LLM, run: RunWriter | None = None) -> None:
+        self._llm = llm
+        self._run = run
+        self._done: queue.SimpleQueue[tuple[str, RequestOutput, int]] = queue.SimpleQueue()
+        self._open: dict[str, _Open] = {}
+        self.num_sent = 0
+        self.records: list[RequestRecord] = []
+
+    def run_closed(
+        self,
+        planned: Iterator[Planned],
+        *,
+        concurrency: int,
+        duration_s: float | None = None,
+        num_requests: int | None = None,
+        stagger_s: float = 0.0,
+    ) -> None:
+        """Keep `concurrency` requests running until the time or the number is reached, then let
+        the rest end. The first sends are spread over `stagger_s`, against lock-step."""
+        start = now_ns()
+        end = start + int(duration_s * 1e9) if duration_s is not None else None
+        first = [start + int(stagger_s * 1e9 * i / concurrency) for i in range(concurrency)]
+        free: list[int] = first[::-1]  # the moment each free place became free; next is last
+        while True:
+            is_over = (end is not None and now_ns() >= end) or self.num_sent == num_requests
+            if is_over and not self._open:
+                return
+            while free and not is_over and free[-1] <= now_ns():
+                self.send(next(planned), free.pop())
+                is_over = self.num_sent == num_requests
+            wait = max(free[-1] - now_ns(), 0) / 1e9 if free and not is_over else 0.5
+            moment = self.wait(wait)
+            if moment is not None:
+                free.insert(0, moment)
+
+    def send(self, planned: Planned, s_star: int) -> None:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=planned.n_out, min_tokens=planned.n_out, ignore_eos=True
+        )
+        request = self._llm.request(_as_prompt(planned.prompt), params, raw=True)
+        s_ns = now_ns()
+        record = RequestRecord(f"r{planned.index}", s_star, s_ns, s_ns, UNFINISHED)
+        record.n_in = len(request.prompt_token_ids)
+        self._open[request.request_id] = _Open(record, planned)
+        self.num_sent += 1
+        done = self._done
+
+        def sink(outputs: list[RequestOutput]) -> None:
+            moment = now_ns()
+            for output in outputs:
+                if output.token_ids:
+                    record.chunks.append((moment, len(output.token_ids)))
+                if output.is_finished:
+                    done.put((request.request_id, output, moment))
+
+        self._llm.submit(request, sink)
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait for one request to end; the moment it did."""
+        try:
+            request_id, output, moment = self._done.get(timeout=max(timeout, 1e-4))
+        except queue.Empty:
+            return None
+        record = self._open.pop(request_id).record
+        record.status = ERROR if output.finish_reason is FinishReason.ERROR else OK
+        record.error = output.error
+        record.n_out = output.usage.completion_tokens
+        record.cached = output.usage.cached_tokens
+        record.end_ns = record.chunks[-1][0] if record.chunks and record.status == OK else moment
+        times = output.times
+        if times is not None and times.first_scheduled is not None:
+            moments = {
+                "arrive": times.arrival,
+                "sched": times.first_scheduled,
+                "first": times.first_token,
+                "done": times.finished,
+            }
+            record.server = {k: int(v * 1e9) for k, v in moments.items() if v is not None}
+        self._keep(record)
+        return moment
+
+    def abandon(self) -> None:
+        """Ctrl-C: end what runs, and keep what there is of it."""
+        moment = now_ns()
+        for request_id, entry in self._open.items():
+            self._llm.abort(request_id)
+            entry.record.end_ns = moment
+            self._keep(entry.record)
+        self._open.clear()
+
+    def _keep(self, record: RequestRecord) -> None:
+        self.records.append(record)
+        if self._run is not None:
+            self._run.request(record)
+
+
+def _as_prompt(prompt: Any) -> Any:
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        from nvcli.types import Message
+
+        return [Message(m["role"], m["content"]) for m in prompt]
+    return prompt

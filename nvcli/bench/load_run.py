@@ -1,0 +1,153 @@
+"""A load on a client: closed loop, or open loop on a schedule that was made before the start.
+
+The sender sleeps to absolute moments of the monotonic clock, and how late it was is part of the
+record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nvcli.bench.client import new_record
+from nvcli.bench.record import ERROR, RequestRecord, now_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from nvcli.bench.client import Client
+    from nvcli.bench.workload import Planned
+
+SPIN_NS = 1_500_000  # a loop's sleep ends up to a millisecond late: the rest is polled
+
+
+@dataclass(slots=True)
+class Load:
+    """Closed: `concurrency` places. Open: `times`, with `cap` places at most."""
+
+    concurrency: int | None = None
+    times: list[float] | None = None
+    cap: int | None = None
+    duration_s: float | None = None
+    num_requests: int | None = None
+    stagger_s: float = 0.0
+
+
+@dataclass(slots=True)
+class LoadResult:
+    records: list[RequestRecord] = field(default_factory=list)
+    num_planned: int = 0
+    was_interrupted: bool = False
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+async def sleep_until(moment_ns: int) -> None:
+    """To an absolute moment, within tens of microseconds."""
+    while (left := moment_ns - now_ns()) > 0:
+        await asyncio.sleep((left - SPIN_NS) / 1e9 if left > SPIN_NS else 0)
+
+
+class LoadRun:
+    """One load on one client. `on_record` gets each record as it ends."""
+
+    def __init__(
+        self, client: Client, load: Load, planned: Iterator[Planned],
+        on_record: Callable[[RequestRecord], None],
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._load = load
+        self._planned = planned
+        self._on_record = on_record
+        self._result = LoadResult()
+        self._open: set[asyncio.Task[None]] = set()
+        self._bug: BaseException | None = None
+
+    async def run(self) -> LoadResult:
+        """Until everything sent has ended. Cancelled (Ctrl-C): what runs is kept as unfinished."""
+        result, load = self._result, self._load
+        start, cpu = now_ns(), _cpu_s()
+        try:
+            if load.times is not None:
+                await self._open_loop(start, load.times)
+            else:
+                await self._closed_loop(start)
+            if self._open:
+                await asyncio.wait(self._open)
+            if self._bug is not None:
+                raise self._bug
+        except asyncio.CancelledError:
+            result.was_interrupted = True
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+        result.cpu_s, result.wall_s = _cpu_s() - cpu, (now_ns() - start) / 1e9
+        return result
+
+    async def _open_loop(self, start: int, times: list[float]) -> None:
+        start += 50_000_000  # the first moment must not be past already
+        places = asyncio.Semaphore(self._load.cap) if self._load.cap else None
+        for at in times:
+            planned = next(self._planned)
+            s_star = start + int(at * 1e9)
+            await sleep_until(s_star)
+            if places is not None:
+                await places.acquire()
+            self._launch(planned, s_star, places)
+
+    def _launch(self, planned: Planned, s_star: int, places: asyncio.Semaphore | None) -> None:
+        async def one() -> None:
+            try:
+                await self._one(planned, s_star)
+            finally:
+                if places is not None:
+                    places.release()
+
+        self._result.num_planned += 1
+        task = asyncio.create_task(one())
+        self._open.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._bug = task.exception()  # a request's failure is a record; this is ours
+
+    async def _closed_loop(self, start: int) -> None:
+        load = self._load
+        assert load.concurrency is not None, "a closed loop has places"
+        end = start + int(load.duration_s * 1e9) if load.duration_s is not None else None
+
+        async def place(index: int) -> None:
+            free = start + int(load.stagger_s * 1e9 * index / (load.concurrency or 1))
+            await sleep_until(free)
+            while (end is None or free < end) and (
+                load.num_requests is None or self._result.num_planned < load.num_requests
+            ):
+                self._result.num_planned += 1
+                free = (await self._one(next(self._planned), free)).end_ns
+
+        tasks = [asyncio.create_task(place(i)) for i in range(load.concurrency)]
+        self._open.update(tasks)
+        await asyncio.gather(*tasks)
+
+    async def _one(self, planned: Planned, s_star: int) -> RequestRecord:
+        record = new_record(planned, s_star)
+        try:
+            await self._client.send(planned, record)
+        finally:
+            self._keep(record)
+        if record.status == ERROR:
+            await asyncio.sleep(0.01)  # a server that refuses at once is not hammered
+        return record
+
+    def _keep(self, record: RequestRecord) -> None:
+        self._result.records.append(record)
+        self._on_record(record)
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

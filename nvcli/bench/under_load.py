@@ -1,0 +1,211 @@
+"""What the costs of single steps mean under load: continuous batching as nvcli schedules it.
+
+A step decodes every running sequence once and computes the prompts that wait. A request that
+arrives while a step runs waits for its end, and with run-ahead (`depth` 1) for the one that is
+launched already; the step after that computes its prompt. So of B requests in a closed loop each
+stays q + m + O - 1 steps: q waiting (depth + 1; none for a lone request), m for its prompt, and
+O - 1 for its other tokens. Every step holds k prompts of others, k binomial; each kind of step has
+its mean time, and the stay is their sum. Little's law holds by construction, X = B / W.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nvcli.bench import queueing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nvcli.bench.perf_model import PerfModel
+
+_REST = 1e-6  # of a distribution's mass, left out at its end
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A closed loop of B requests, or an open one at a rate."""
+
+    concurrency: float
+    requests_per_s: float
+    ttft_s: float
+    tpot_s: float | None
+    e2e_s: float
+    output_tokens_per_s: float
+    wait_s: float = 0.0  # for a slot, an upper estimate near saturation
+    wait_p99_s: float = 0.0
+    bound: str = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stay:
+    """Mean seconds of a request's parts."""
+
+    wait: float  # until the step that holds its prompt
+    prompt: float  # of the steps that compute it
+    step: float  # of a step that decodes it
+    whole: float
+
+    @property
+    def ttft(self) -> float:
+        return self.wait + self.prompt
+
+
+def throughput(model: PerfModel, b: float, n_in: int, n_out: float) -> float:
+    """X(B) = B / W, requests a second with B running."""
+    return b / _stay(model, b, n_in, n_out).whole
+
+
+def closed(
+    model: PerfModel, b: int, n_in: int, n_out: float, slots: int | None = None
+) -> Prediction:
+    """A closed loop of b requests, of which `slots` run at once."""
+    running = min(b, slots) if slots else b
+    stay = _stay(model, running, n_in, n_out)
+    rate = running / stay.whole
+    queue = (b - running) / rate
+    return Prediction(
+        concurrency=b,
+        requests_per_s=rate,
+        ttft_s=stay.ttft + queue,
+        tpot_s=stay.step if n_out > 1 else None,
+        e2e_s=b / rate,
+        output_tokens_per_s=rate * n_out,
+        wait_s=queue,
+        bound="compute" if model.is_compute_bound(running) else "memory",
+    )
+
+
+def open_loop(
+    model: PerfModel, rate: float, n_in: int, n_out: float, slots: int, arrival_cv: float = 1.0
+) -> Prediction | None:
+    """Arrivals at a rate; None where the queue would grow for ever.
+
+    A birth-death chain with these X(n) gives the mean number and the wait for a slot. An arrival
+    sees the rest of a step, longer than half a mean step because long steps catch more of them.
+    """
+    queue = queueing.birth_death(rate, lambda n: throughput(model, n, n_in, n_out), slots)
+    if queue is None:
+        return None
+    wait = queue.W_q * queueing.burstiness(arrival_cv, 1.0)
+    e2e = queue.W - queue.W_q + wait
+    first = _first_token(model, rate, min(queue.L, slots), n_in, n_out)
+    ttft = min(first, queue.W - queue.W_q) + wait
+    return Prediction(
+        concurrency=rate * e2e,
+        requests_per_s=rate,
+        ttft_s=ttft,
+        tpot_s=max(e2e - ttft, 0.0) / (n_out - 1) if n_out > 1 else None,
+        e2e_s=e2e,
+        output_tokens_per_s=rate * n_out,
+        wait_s=wait,
+        wait_p99_s=queueing.wait_p99(queue.p_wait, throughput(model, slots, n_in, n_out), rate),
+        bound="compute" if model.is_compute_bound(queue.L) else "memory",
+    )
+
+
+def _stay(model: PerfModel, b: float, n_in: int, n_out: float) -> _Stay:
+    pieces, size = _pieces(model, n_in)
+    if b <= 1:
+        step, alone = model.decode(1, n_in + n_out / 2), model.prefill(n_in)
+        return _Stay(0.0, alone, step, alone + max(n_out - 1, 0) * step)
+    waits = model.depth + 1.0
+    steps = max(n_out - 1, 0) + pieces + waits
+    # Where steps cannot hold all prompts of a stay, they take turns.
+    turns = b * n_in / model.budget
+    waits += max(turns - steps, 0.0)
+    steps = max(steps, turns)
+    others = (b - 1) * max(n_out - 1, 0) / steps
+    load = _Load(model, n_in, n_out, size, pieces)
+    counts = list(_binomial(b - 1, pieces / steps))
+    step = load.mean(others + 1, counts)
+    wait = waits * load.mean(others, counts)
+    prompt = pieces * load.mean(others, counts, own=1)
+    return _Stay(wait, prompt, step, wait + prompt + max(n_out - 1, 0) * step)
+
+
+def _first_token(model: PerfModel, rate: float, load: float, n_in: int, n_out: float) -> float:
+    """TTFT of an arrival that finds a slot free."""
+    pieces, size = _pieces(model, n_in)
+    of = _Load(model, n_in, n_out, size, pieces)
+    mean = of.time(load, 0)
+    square = mean**2
+    for _ in range(20):  # the longer a step, the more prompts arrive in it
+        counts = list(_poisson(rate * mean * pieces))
+        mean = of.mean(load, counts)
+        square = of.mean(load, counts, power=2)
+    seen = square / mean  # the mean step that an arrival falls into
+    busy = 1 - math.exp(-load)
+    own = of.mean(load, list(_poisson(rate * seen * busy)), own=1)
+    alone = model.prefill(n_in)
+    # Near the limit of prompts alone they queue behind one another over many steps.
+    in_line = queueing.md1_wait(rate, alone)
+    return max(
+        busy * (seen / 2 + model.depth * mean) + pieces * own,
+        alone + in_line if in_line is not None else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Steps over one kind of request."""
+
+    model: PerfModel
+    n_in: int
+    n_out: float
+    size: int  # tokens of a prompt that one step computes
+    pieces: int
+
+    def time(self, b: float, prompts: int) -> float:
+        from nvcli.bench.perf_model import pairs_of
+
+        pairs = pairs_of(self.n_in, 0) / self.pieces * prompts
+        heads = prompts / self.pieces
+        context = self.n_in + self.n_out / 2
+        return self.model.step(b, b * context, prompts * self.size, pairs, heads)
+
+    def mean(
+        self, b: float, counts: list[tuple[int, float]], *, own: int = 0, power: int = 1
+    ) -> float:
+        """Over the number of prompts of others. What a step cannot hold goes to the next: in the
+        mean nothing changes."""
+        return math.fsum(share * self.time(b, k + own) ** power for k, share in counts)
+
+
+def _pieces(model: PerfModel, n_in: int) -> tuple[int, int]:
+    """(steps that a prompt takes, its tokens in each)."""
+    pieces = max(-(-n_in // model.budget), 1)
+    return pieces, -(-n_in // pieces)
+
+
+def _binomial(n: float, p: float) -> Iterator[tuple[int, float]]:
+    """(k, its chance) until nothing is left; n need not be whole, the chances add up to 1."""
+    p = min(max(p, 0.0), 1 - 1e-9)
+    value, found = (1 - p) ** n, []
+    k, left = 0, 1.0
+    while k <= n and left > _REST:
+        found.append((k, value))
+        left -= value
+        value *= max(n - k, 0) / (k + 1) * p / (1 - p)
+        k += 1
+    return _whole(found)
+
+
+def _poisson(mean: float) -> Iterator[tuple[int, float]]:
+    if mean > 500:  # beyond what a float's exponent holds
+        return iter([(round(mean), 1.0)])
+    value, found = math.exp(-mean), []
+    k, left = 0, 1.0
+    while left > _REST and k < 2000:
+        found.append((k, value))
+        left -= value
+        k += 1
+        value *= mean / k
+    return _whole(found)
+
+
+def _whole(found: list[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    total = math.fsum(share for _, share in found)
+    return ((k, share / total) for k, share in found)

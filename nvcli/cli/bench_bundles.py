@@ -1,0 +1,100 @@
+"""Options that the verbs of `nvcli bench` take together, each bundle as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
+from nvcli.cli import options  # noqa: TC001
+from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from nvcli.bench.workload import Workload
+
+
+@dataclass
+class EngineOptions:
+    """Which model, and how it runs."""
+
+    model: options.ModelOpt = None
+    device: options.DeviceOpt = None
+    dtype: options.DTypeOpt = None
+    max_model_len: options.MaxModelLenOpt = None
+    gpu_memory_utilization: options.MemoryOpt = None
+    kv_cache_dtype: options.KVCacheDTypeOpt = None
+    max_num_seqs: options.MaxNumSeqsOpt = None
+    tensor_parallel_size: options.TensorParallelOpt = None
+    load_format: options.LoadFormatOpt = None
+    enforce_eager: options.EnforceEagerOpt = False
+
+    def given(self) -> dict[str, Any]:
+        """What was given, as `EngineConfig` names it."""
+        values = dict(vars(self))
+        values["memory_utilization"] = values.pop("gpu_memory_utilization")
+        return {k: v for k, v in values.items() if v is not None and v is not False}
+
+    def config(self, model: str | None = None) -> EngineConfig:
+        return EngineConfig.from_options(
+            **{"model": DEFAULT_MODEL, **self.given(), **({"model": model} if model else {})}
+        )
+
+
+@dataclass
+class WorkloadOptions:
+    """What is sent."""
+
+    in_len: opts.InLenOpt = None
+    out_len: opts.OutLenOpt = None
+    data: opts.DataOpt = "random"
+    prefix: opts.PrefixOpt = None
+    cache: opts.CacheOpt = "cold"
+    seed: opts.BenchSeedOpt = 0
+
+    def workload(self) -> Workload:
+        """Raises `UsageError`, also for a file of prompts that is none: before a model loads."""
+        from nvcli.bench.workload import Lengths, Workload, read_prompts
+
+        if self.data != "random" and self.in_len is not None:
+            raise UsageError("--in-len is for --data random; a file has its own prompts")
+        found = Workload(
+            in_len=self.in_len or Lengths.parse("128"),
+            out_len=self.out_len or Lengths.parse("64"),
+            data=self.data,
+            prefix=self.prefix,
+            seed=self.seed,
+            cache=self.cache,
+        )
+        if self.data != "random":
+            if self.prefix is not None:
+                raise UsageError("--prefix is for --data random")
+            read_prompts(self.data)
+        return found
+
+
+@dataclass
+class ClientOptions:
+    """How a load over HTTP is watched and judged."""
+
+    warmup: opts.WarmupOpt = "auto"
+    slo: opts.SloOpt = None
+    timeout: opts.TimeoutOpt = 300.0
+    served_model_name: opts.ServedModelOpt = None
+    gpu_metrics: opts.GpuMetricsOpt = False
+
+
+@dataclass
+class OutputOptions:
+    """What becomes of the numbers."""
+
+    out: opts.OutOpt = None
+    json: opts.JsonOpt = False
+
+    def check(self) -> None:
+        """Raises `UsageError` for a name of no known kind: before anything is measured."""
+        if self.out:
+            from nvcli.bench.export import check_suffix
+
+            for target in self.out:
+                check_suffix(target)

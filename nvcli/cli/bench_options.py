@@ -1,0 +1,318 @@
+"""Every option of `nvcli bench`, once; `bench_bundles` holds what its verbs take together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nvcli.cli.options import _FLOAT, _INT, ARGUMENTS, INPUT, OUTPUT, _option, _parser
+
+LOAD = "Load"
+
+_LENGTHS = _parser(lambda text: _parse_lengths(text), "a length")
+_SECONDS = _parser(lambda text: _parse_seconds(text), "a time")
+_SLO = _parser(lambda text: _parse_slo(text), "a limit")
+
+
+def _parse_lengths(text: str) -> Any:
+    from nvcli.bench.workload import Lengths
+
+    return Lengths.parse(text)
+
+
+def _parse_seconds(text: str) -> float:
+    from nvcli.bench.metrics import parse_seconds
+
+    return parse_seconds(str(text))  # a default comes as the number it is
+
+
+def _parse_slo(text: str) -> dict[str, float]:
+    from nvcli.bench.metrics import parse_slo
+
+    return parse_slo(text)
+
+
+def _parse_cache(text: str) -> str:
+    if text not in ("cold", "keep"):
+        raise ValueError
+    return text
+
+
+def _parse_warmup(text: str) -> str | float:
+    return text if text == "auto" else _parse_seconds(text)
+
+
+def _parse_arrival(text: str) -> Any:
+    from nvcli.bench.workload import Arrival
+
+    return Arrival.parse(text)
+
+
+def _parse_list(text: str) -> list[float]:
+    values = [float(part) for part in text.split(",")]
+    if not values or not all(0 < v < 1e9 for v in values):
+        raise ValueError
+    return values
+
+
+ModelArg = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", show_default=False, help="As -m: a folder or a Hugging Face id."
+    ),
+]
+ConcurrencyOpt = Annotated[
+    int | None,
+    _option(
+        "-c",
+        "--concurrency",
+        parser=_INT,
+        metavar="N",
+        group=LOAD,
+        help="Closed loop: so many requests at once.",
+    ),
+]
+RequestsOpt = Annotated[
+    int | None,
+    _option("--requests", parser=_INT, metavar="N", group=LOAD, help="End after N requests."),
+]
+DurationOpt = Annotated[
+    float | None,
+    _option("--duration", parser=_SECONDS, metavar="T", group=LOAD, help="Send for 60s, 2m."),
+]
+InLenOpt = Annotated[
+    Any,
+    _option(
+        "--in-len",
+        parser=_LENGTHS,
+        metavar="LEN",
+        group=LOAD,
+        help="Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. "
+        "Default: 128 (card: 64:192).",
+    ),
+]
+OutLenOpt = Annotated[
+    Any,
+    _option(
+        "--out-len",
+        parser=_LENGTHS,
+        metavar="LEN",
+        group=LOAD,
+        help="Answer tokens, in the same ways. Default: 64 (card: 32:96).",
+    ),
+]
+DataOpt = Annotated[
+    str,
+    _option(
+        "--data",
+        metavar="SOURCE",
+        group=LOAD,
+        help="random token ids (default), jsonl:PATH or sharegpt:PATH.",
+    ),
+]
+PrefixOpt = Annotated[
+    str | None,
+    _option(
+        "--prefix",
+        metavar="LEN:GROUPS",
+        group=LOAD,
+        help="Put one of GROUPS shared prefixes of LEN tokens before every prompt.",
+    ),
+]
+CacheOpt = Annotated[
+    str,
+    _option(
+        "--cache",
+        parser=_parser(_parse_cache, "cold or keep"),
+        metavar="cold|keep",
+        group=LOAD,
+        help="cold: other prompts in every run (default); keep: the same, so the cache may help.",
+    ),
+]
+WarmupOpt = Annotated[
+    Any,
+    _option(
+        "--warmup",
+        parser=_parser(_parse_warmup, "auto or a time"),
+        metavar="auto|T",
+        group=LOAD,
+        help="What the report cuts at the start; auto (default) finds it.",
+    ),
+]
+SloOpt = Annotated[
+    Any,
+    _option(
+        "--slo",
+        parser=_SLO,
+        metavar="LIMITS",
+        group=LOAD,
+        help="ttft=300ms,tpot=25ms,e2e=5s,stall=1s; exit 5 when more than 1 % miss them.",
+    ),
+]
+BenchSeedOpt = Annotated[
+    int,
+    _option("--seed", parser=_INT, metavar="N", group=LOAD, help="Same seed, same workload."),
+]
+RepeatOpt = Annotated[
+    int,
+    _option("--repeat", parser=_INT, metavar="N", group=LOAD, help="Measure so often; default 5."),
+]
+OutOpt = Annotated[
+    list[Path] | None,
+    _option(
+        "--out",
+        metavar="FILE",
+        group=OUTPUT,
+        help="Write .json .jsonl .csv .md .html .png or .hgrm, by its suffix; may be given again.",
+    ),
+]
+JsonOpt = Annotated[
+    bool, _option("--json", group=OUTPUT, help="One object with every number, stable names.")
+]
+RunArg = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        show_default=False,
+        rich_help_panel=ARGUMENTS,
+        help="A .jsonl file, the id of a stored run, or last.",
+    ),
+]
+DefineOpt = Annotated[
+    bool, _option("--define", group=OUTPUT, help="Print how every number is defined.")
+]
+AArg = Annotated[str, typer.Argument(metavar="A", help="The run to compare with.")]
+BArg = Annotated[str, typer.Argument(metavar="B", help="The run in question.")]
+GateOpt = Annotated[
+    list[str] | None,
+    _option(
+        "--gate",
+        metavar="RULE",
+        group=INPUT,
+        help="e2e.p99<=+5%, out_tok_s>=-3%, ttft.p99<=300ms, goodput>=0.95; may be given again.",
+    ),
+]
+LenientOpt = Annotated[
+    bool,
+    _option("--lenient", group=INPUT, help="A gate that nothing can be said about passes."),
+]
+AnyWorkloadOpt = Annotated[
+    bool, _option("--any-workload", group=INPUT, help="Compare although the workloads differ.")
+]
+RunsOpt = Annotated[
+    int,
+    _option(
+        "--repeat",
+        parser=_INT,
+        metavar="N",
+        group=LOAD,
+        help="Run the load N times; from three on 'compare' resamples whole runs.",
+    ),
+]
+UrlArg = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="URL",
+        show_default=False,
+        help="An OpenAI endpoint, without /v1. Without it nvcli's own server is started.",
+    ),
+]
+RateOpt = Annotated[
+    float | None,
+    _option(
+        "--rate",
+        parser=_FLOAT,
+        metavar="R",
+        group=LOAD,
+        help="Open loop: R requests a second, whatever the server does; -c then caps it.",
+    ),
+]
+ArrivalOpt = Annotated[
+    Any,
+    _option(
+        "--arrival",
+        parser=_parser(_parse_arrival, "an arrival"),
+        metavar="KIND",
+        group=LOAD,
+        help="Gaps of an open loop: poisson (default), constant, gamma:CV.",
+    ),
+]
+TraceOpt = Annotated[
+    Path | None,
+    _option(
+        "--trace",
+        metavar="FILE",
+        group=LOAD,
+        help="Replay recorded traffic: Mooncake, Qwen-Bailian, Azure or BurstGPT.",
+    ),
+]
+SpeedOpt = Annotated[
+    float | None,
+    _option(
+        "--speed", parser=_FLOAT, metavar="X", group=LOAD, help="Replay a trace X times as fast."
+    ),
+]
+JitterOpt = Annotated[
+    bool,
+    _option("--jitter", group=LOAD, help="Spread requests of one tick of a trace over the tick."),
+]
+TimeoutOpt = Annotated[
+    float,
+    _option(
+        "--timeout",
+        parser=_SECONDS,
+        metavar="T",
+        group=LOAD,
+        help="A request that takes longer failed; default: 300s.",
+    ),
+]
+GpuMetricsOpt = Annotated[
+    bool,
+    _option("--gpu-metrics", group=LOAD, help="Sample the power and use of the GPU (NVML)."),
+]
+ServedModelOpt = Annotated[
+    str | None,
+    _option(
+        "--served-model-name",
+        metavar="NAME",
+        group=LOAD,
+        help="What requests to URL call the model; default: the first it lists.",
+    ),
+]
+SelfTestOpt = Annotated[
+    bool,
+    _option(
+        "--self-test",
+        group=INPUT,
+        help="Measure a stub with a known timetable; exit 6 when the client is off.",
+    ),
+]
+ConcurrenciesOpt = Annotated[
+    Any,
+    _option(
+        "--concurrencies",
+        parser=_parser(_parse_list, "a list of numbers"),
+        metavar="N,N,...",
+        group=LOAD,
+        help="The ladder of a closed loop; default: 1, 2, 4, ... to the server's slots.",
+    ),
+]
+RatesOpt = Annotated[
+    Any,
+    _option(
+        "--rates",
+        parser=_parser(_parse_list, "a list of numbers"),
+        metavar="R,R,...",
+        group=LOAD,
+        help="The ladder of an open loop, requests a second.",
+    ),
+]
+GpuOpt = Annotated[
+    str | None,
+    _option("--gpu", metavar="NAME", group=INPUT, help="Plan for this GPU by its datasheet."),
+]
+ExplainOpt = Annotated[
+    bool, _option("--explain", group=OUTPUT, help="Say it in words, with these numbers.")
+]

@@ -1,0 +1,69 @@
+"""`nvcli bench plan`: what to expect of a model on a machine, without load."""
+
+from __future__ import annotations
+
+import typer  # noqa: TC002 - Typer reads the annotations
+
+from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
+from nvcli.cli import options  # noqa: TC001
+from nvcli.cli.app import Command, settings_of
+from nvcli.cli.bench_shared import check_positive, print_lines
+from nvcli.cli.console import print_text
+from nvcli.config import DEFAULT_MODEL
+
+
+class PlanCommand(Command):
+    examples = """\
+nvcli bench plan Qwen/Qwen3-8B --in-len 1024 --out-len 256 --rate 10
+nvcli bench plan Qwen/Qwen3-8B --gpu H200           by its datasheet, without the GPU
+nvcli bench plan --explain                          the same in words"""
+
+
+def plan(
+    ctx: typer.Context,
+    model_argument: opts.ModelArg = None,
+    model: options.ModelOpt = None,
+    device: options.DeviceOpt = None,
+    dtype: options.DTypeOpt = None,
+    gpu_memory_utilization: options.MemoryOpt = None,
+    max_num_seqs: options.MaxNumSeqsOpt = None,
+    in_len: opts.InLenOpt = None,
+    out_len: opts.OutLenOpt = None,
+    rate: opts.RateOpt = None,
+    arrival: opts.ArrivalOpt = None,
+    gpu: opts.GpuOpt = None,
+    explain: opts.ExplainOpt = False,
+    json: opts.JsonOpt = False,
+) -> int:
+    """Predict without load: what fits, what binds, latency and throughput by concurrency or rate.
+
+    Uses the calibration of 'nvcli bench latency' where there is one, else a datasheet.
+    """
+    check_positive(rate=rate, max_num_seqs=max_num_seqs)
+    from nvcli.bench import plan as planning
+    from nvcli.bench.planner import make_plan
+    from nvcli.bench.record import dump
+
+    found = make_plan(
+        model_argument or model or DEFAULT_MODEL,
+        gpu=gpu,
+        device=device,
+        dtype=dtype,
+        share=gpu_memory_utilization,
+        slots=max_num_seqs,
+        n_in=round(in_len.mean) if in_len else 128,
+        n_out=round(out_len.mean) if out_len else 64,
+    )
+    found.rate = rate
+    if arrival is not None:
+        found.arrival_cv = arrival.cv
+    if json:
+        print_text(dump(planning.as_json(found)))
+    else:
+        print_lines(settings_of(ctx).screen(), planning.lines(found, explain=explain))
+    return 0
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to `nvcli bench`."""
+    group.command(cls=PlanCommand)(plan)

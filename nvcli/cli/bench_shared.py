@@ -1,0 +1,87 @@
+"""What the verbs of `nvcli bench` share: checks, the loaded model, and showing what was stored."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from nvcli.cli.console import print_text
+from nvcli.errors import InterruptedRunError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from nvcli.bench.engine_run import Bench
+    from nvcli.bench.offline import Outcome
+    from nvcli.bench.record import Run
+    from nvcli.bench.summary import Summary
+    from nvcli.cli.bench_bundles import OutputOptions
+    from nvcli.config import EngineConfig
+    from nvcli.repl.screen import Screen
+
+
+def check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and value <= 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be over 0", param=name)
+
+
+@contextlib.contextmanager
+def loaded(config: EngineConfig, screen: Screen) -> Iterator[Bench]:
+    """The model in this process, closed at the end."""
+    from nvcli.cli.console import Spinner
+
+    with Spinner(screen, f"loading {config.model}"):
+        from nvcli.bench.engine_run import Bench
+        from nvcli.llm import LLM  # torch comes with it
+
+        llm = LLM(config=config)
+    with llm:
+        yield Bench.of(llm)
+
+
+def finish(screen: Screen, outcome: Outcome, output: OutputOptions) -> int:
+    """Show what was stored; Ctrl-C shows what there is, then ends as an interrupted run."""
+    code = show(screen, outcome.path, output)
+    screen.note(f"saved as {outcome.path.stem}; 'nvcli bench report {outcome.path.stem}'")
+    if outcome.was_interrupted:
+        raise InterruptedRunError("interrupted; what was measured is kept")
+    return code
+
+
+def show(screen: Screen, path: Path, output: OutputOptions) -> int:
+    """Print a stored file's report, write what was asked for; the exit code."""
+    from nvcli.bench import export
+    from nvcli.bench.record import read_runs
+    from nvcli.bench.summary import summarize
+
+    output.check()
+    runs: list[Run] = read_runs(path)
+    summaries: list[Summary] = [summarize(run) for run in runs]
+    for target in output.out or ():
+        export.write(target, path, runs, summaries)
+    if output.json:
+        print_text(export.report_json(summaries))
+    elif not screen.is_quiet:
+        from nvcli.bench.card import card
+
+        for index, summary in enumerate(summaries):
+            print_lines(screen, [*([""] if index else []), *card(summary)])
+    if any(s.unsound for s in summaries):
+        return 6
+    return 5 if any(s.missed for s in summaries) else 0
+
+
+def print_lines(screen: Screen, lines: Sequence[str]) -> None:
+    """Text on standard output; plain ASCII where its encoding holds no more."""
+    from nvcli.bench.text import to_ascii
+    from nvcli.repl.screen import visible
+
+    text = visible("\n".join(lines))
+    encoding = getattr(screen.out, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = to_ascii(text)
+    screen.write(text + "\n")

@@ -1,0 +1,96 @@
+"""What `nvcli bench serve` and `sweep` share: the server under load, and running the points."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from nvcli.config import DEFAULT_MODEL
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from nvcli.bench.online import Options, Point, Target
+    from nvcli.bench.summary import Summary
+    from nvcli.bench.workload import Workload
+    from nvcli.cli.bench_bundles import ClientOptions, EngineOptions
+    from nvcli.repl.screen import Screen
+
+
+def client_options(client: ClientOptions, workload: Workload) -> Options:
+    from nvcli.bench.online import Options
+
+    return Options(workload, client.timeout, client.warmup, client.slo or {}, client.gpu_metrics)
+
+
+@contextlib.contextmanager
+def target_of(
+    url: str | None, name: str | None, engine: EngineOptions, screen: Screen
+) -> Iterator[Target]:
+    """The endpoint that was named, or nvcli's own server while the block runs."""
+    from nvcli.bench.online import ANY_VOCABULARY, Target, own_target, own_vocabulary, server_flags
+
+    fields = engine.given()
+    if url is not None:
+        others = [f"--{k.replace('_', '-')}" for k in fields if k != "model"]
+        if others:
+            raise UsageError(f"{', '.join(others)}: the server behind URL has its own engine")
+        model = engine.model
+        vocab_size, max_len = own_vocabulary(model) if model else (ANY_VOCABULARY, None)
+        url = url if url.startswith("unix:") else _clean_url(url)
+        key = os.environ.get("NVCLI_API_KEY")
+        yield Target(url, key, name, vocab_size, max_len)
+        return
+    if name is not None:
+        raise UsageError("--served-model-name is for a URL", param="served_model_name")
+    from nvcli.bench.children import own_server
+
+    screen.note("starting nvcli serve")
+    with own_server(server_flags(fields)) as own:
+        yield own_target(own, engine.model or DEFAULT_MODEL, fields.get("max_model_len"))
+
+
+def _clean_url(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url!r} is no URL", hint="Write http://127.0.0.1:8000.", param="url")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def measure(
+    target: Target,
+    chosen: Options,
+    points: Sequence[Point],
+    command: str,
+    screen: Screen,
+    *,
+    stops_early: bool = False,
+) -> tuple[Path, bool]:
+    """Run the points into one file; the file, and whether Ctrl-C ended it."""
+    from nvcli.bench.online import Session, client_ceiling
+    from nvcli.bench.record import new_id, read_runs, runs_folder
+    from nvcli.bench.summary import summarize
+    from nvcli.bench.sweep import is_saturated
+
+    path = runs_folder() / f"{new_id()}.jsonl"
+    screen.note("measuring what the client can do")
+    chosen.ceiling = client_ceiling()
+
+    async def run() -> bool:
+        summaries: list[Summary] = []
+        async with Session(target, chosen, path, command) as session:
+            for point in points:
+                screen.note(point.as_json()["text"])
+                result = await session.measure(point)
+                if result.was_interrupted:
+                    return True
+                if stops_early:
+                    summaries.append(summarize(read_runs(path)[-1]))
+                    if is_saturated(summaries):
+                        break
+        return False
+
+    return path, asyncio.run(run())

@@ -1,0 +1,197 @@
+"""The engine's device: one runner in this process, or the ranks of a tensor-parallel group.
+
+`TensorParallelDevice` looks like a runner. Rank 0's runner is in this process; a plan goes to the
+workers as a record first and is launched here then. All ranks compute the same logits and sample
+them alike, so nothing comes back but what ends a worker, and that ends the engine with one error:
+after a step that some ranks have run and others not, no later step could be trusted.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from nvcli.engine.plan_record import encode_plan
+from nvcli.engine.workers import Workers
+from nvcli.errors import EngineClosedError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from nvcli.config import EngineConfig
+    from nvcli.engine.model_runner import ModelRunner, StartupReport
+    from nvcli.engine.step import StepPlan, StepResult
+    from nvcli.engine.step_runner import RunnerTicket
+    from nvcli.errors import NvcliError
+    from nvcli.models.config import ModelConfig
+
+
+def make_device(
+    folder: Path, model_config: ModelConfig, config: EngineConfig, *, vocab_size: int
+) -> ModelRunner | TensorParallelDevice:
+    """Load the model as the configuration says. Raises what `ModelRunner` raises, and
+    `UsageError` for a `tensor_parallel_size` that does not fit the model or the machine.
+    """
+    if config.tensor_parallel_size > 1:
+        return TensorParallelDevice(folder, model_config, config, vocab_size=vocab_size)
+    from nvcli.engine.model_runner import ModelRunner
+
+    return ModelRunner(folder, model_config, config, vocab_size=vocab_size)
+
+
+class TensorParallelDevice:
+    """Implements `StepDevice` over all ranks. One thread at a time."""
+
+    def __init__(
+        self, folder: Path, model_config: ModelConfig, config: EngineConfig, *, vocab_size: int
+    ) -> None:
+        import torch
+
+        from nvcli.engine.model_runner import ModelRunner, resolve_device
+        from nvcli.parallel import TPGroup, forbid_multicast, make_store
+
+        size = config.tensor_parallel_size
+        model_config.check_tensor_parallel(size)
+        device = resolve_device(config.device)
+        _check_gpus(size, device)
+        self._is_closed = False
+        self._num_threads: int | None = None
+        if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            self._num_threads = torch.get_num_threads()
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+        forbid_multicast()
+        store = make_store(size)
+
+        def orders(rank: int) -> dict[str, Any]:
+            index = f":{(device.index or 0) + rank}" if device.type == "cuda" else ""
+            return {
+                "rank": rank,
+                "size": size,
+                "port": store.port,
+                "device": f"{device.type}{index}",
+                "folder": folder,
+                "model_config": model_config,
+                "config": config,
+                "vocab_size": vocab_size,
+            }
+
+        self._workers = Workers(size, orders)
+        try:
+            self._workers.wait_for("started")
+            group = self._workers.group = TPGroup.at(store, 0, size, device)
+            group.greet(device)
+            self._runner = ModelRunner(
+                folder, model_config, config, vocab_size=vocab_size, group=group
+            )
+            self._workers.wait_for("ready")
+        except Exception as error:
+            reason = self._workers.fail(error)
+            self._workers.close()
+            raise reason from error
+        except BaseException:  # Ctrl-C while loading
+            self._workers.close()
+            raise
+
+    # --- as of a runner --------------------------------------------------------------------------
+
+    @property
+    def startup(self) -> StartupReport:
+        return self._runner.startup
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self._runner.max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        return self._runner.max_num_batched_tokens
+
+    @property
+    def max_model_len(self) -> int:
+        return self._runner.max_model_len
+
+    @property
+    def num_blocks(self) -> int:
+        return self._runner.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._runner.block_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._runner.vocab_size
+
+    @property
+    def depth(self) -> int:
+        return self._runner.depth
+
+    # --- steps -----------------------------------------------------------------------------------
+
+    def launch(self, plan: StepPlan) -> RunnerTicket:
+        """Enqueue the step on all ranks. Raises `EngineClosedError`, always for good."""
+        self._check_open()
+        self._workers.send(encode_plan(plan))
+        try:
+            return self._runner.launch(plan)
+        except Exception as error:
+            raise self._lost(error) from error
+
+    def collect(self, ticket: RunnerTicket) -> StepResult:
+        """Wait for the step and read it. Raises `EngineClosedError`, always for good."""
+        self._check_open()
+        try:
+            result = self._runner.collect(ticket)
+        except Exception as error:
+            raise self._lost(error) from error
+        self._check_open()  # else it may be what an aborted group left
+        return result
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosedError("the engine is closed")
+        if self._workers.error is not None:
+            raise self._lost(self._workers.error)
+
+    def _lost(self, error: Exception) -> EngineClosedError:
+        found = self._workers.fail(error)
+        if isinstance(found, EngineClosedError):
+            return found
+        return EngineClosedError(f"the engine stopped: {found.message}", hint=found.hint)
+
+    def watch(self, on_lost: Callable[[NvcliError], None]) -> None:
+        """Call `on_lost` from a thread of its own when a worker ends, whatever runs then."""
+        self._workers.on_lost = on_lost
+        if self._workers.error is not None:
+            on_lost(self._workers.error)
+
+    def close(self) -> None:
+        """End the workers and give the memory back. Safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        import torch
+
+        self._workers.close()
+        self._runner.close()
+        if self._workers.group is not None:
+            self._workers.group.abort()
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+
+
+def _check_gpus(size: int, device: Any) -> None:
+    if device.type == "cpu":
+        return
+    import torch
+
+    num_gpus = torch.cuda.device_count() - (device.index or 0)
+    if size > num_gpus:
+        noun = "GPU" if num_gpus == 1 else "GPUs"
+        raise UsageError(
+            f"--tensor-parallel-size {size}: there {'is' if num_gpus == 1 else 'are'} {num_gpus} "
+            f"{noun}",
+            hint="nvidia-smi lists them; CUDA_VISIBLE_DEVICES may hide some.",
+            param="tensor_parallel_size",
+        )

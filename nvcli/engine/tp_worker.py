@@ -1,0 +1,98 @@
+"""The process of one rank beside rank 0: `python -m nvcli.engine.tp_worker FD PARENT`.
+
+It loads its share of the model, says `ready`, and then launches whatever plans the pipe brings; it
+decides nothing and reads nothing back. It ends when the pipe does, or soon after its parent's end,
+also while it waits for other ranks inside a collective.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from nvcli.errors import EngineClosedError, NvcliError
+
+_PARENT_INTERVAL_S = 0.5
+
+
+def main() -> NoReturn:
+    pipe = Connection(int(sys.argv[1]))
+    _die_with_parent(int(sys.argv[2]))
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the group; rank 0 decides
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        _work(pipe, pickle.loads(pipe.recv_bytes()))
+    except EOFError:
+        pass  # rank 0 is gone
+    except Exception as error:  # noqa: BLE001 - rank 0 tells it, as the one error of all ranks
+        _report(pipe, error)
+    # Nothing is worth waiting for: a collective may never return, and the driver frees the memory.
+    os._exit(0)
+
+
+def _work(pipe: Connection, orders: dict[str, Any]) -> None:
+    rank, size = orders["rank"], orders["size"]
+    logging.getLogger("nvcli").setLevel(logging.CRITICAL)  # rank 0 says it all
+
+    import torch
+
+    from nvcli.engine.model_runner import ModelRunner
+    from nvcli.engine.plan_record import PlanMirror
+    from nvcli.parallel import TPGroup, find_store, forbid_multicast
+
+    forbid_multicast()
+    device = torch.device(orders["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    pipe.send_bytes(pickle.dumps("started"))
+    group = TPGroup.at(find_store(orders["port"], size), rank, size, device)
+    group.greet(device)
+    runner = ModelRunner(
+        orders["folder"],
+        orders["model_config"],
+        orders["config"],
+        vocab_size=orders["vocab_size"],
+        group=group,
+    )
+    pipe.send_bytes(pickle.dumps("ready"))
+    mirror = PlanMirror(runner.max_num_seqs)
+    while record := pipe.recv_bytes():
+        runner.launch(mirror.decode(record))
+
+
+def _report(pipe: Connection, error: Exception) -> None:
+    """Its kind, text, hint and parameter."""
+    if isinstance(error, NvcliError):
+        message = (type(error).__name__, error.message, error.hint, error.param)
+    else:
+        reason = (str(error).splitlines() or [""])[0].strip()
+        text = f"the engine stopped: {type(error).__name__}: {reason}"
+        message = (EngineClosedError.__name__, text, None, None)
+    try:
+        pipe.send_bytes(pickle.dumps(message))
+    except OSError:
+        os._exit(1)
+
+
+def _die_with_parent(parent: int) -> None:
+    """The kernel's own signal for that comes when the *thread* that started us ends, and that may
+    be one that only loads.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_INTERVAL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="nvcli-parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

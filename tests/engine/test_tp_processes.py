@@ -1,0 +1,145 @@
+"""Tensor parallelism with worker processes: real text, and what happens when a process ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import nvcli
+from nvcli import LLM, SamplingParams
+from nvcli.engine.executor import TensorParallelDevice
+from nvcli.errors import EngineClosedError, NvcliError, UsageError, WeightsError
+from nvcli.types import FinishReason
+from tests.tiny import write_tensors, write_tiny_checkpoint
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30)
+
+
+def copy_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(nvcli.__file__).parent / "demo" / name, folder)
+
+
+def worker_pids(llm: LLM) -> list[int]:
+    assert isinstance(llm._runner, TensorParallelDevice)
+    return [process.pid for process in llm._runner._workers._processes.values()]
+
+
+def is_alive(pid: int) -> bool:
+    """Also false for a process that ended and that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(is_true: Callable[[], bool], limit_s: float = 10.0) -> float:
+    start = time.monotonic()
+    while not is_true():
+        assert time.monotonic() - start < limit_s, "it took too long"
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+def test_text_equals_that_of_one_process_and_two_engines_get_along() -> None:
+    prompts = ["What is 3+4?", "Say hello.", "Name a colour."]
+    with (
+        LLM(device="cpu") as alone,
+        LLM(device="cpu", tensor_parallel_size=2) as first,
+        LLM(device="cpu", tensor_parallel_size=2) as second,
+    ):
+        pids = [*worker_pids(first), *worker_pids(second)]
+        assert first.startup.tensor_parallel_size == 2
+        for prompt in prompts:
+            expected = alone.chat(prompt, GREEDY, enable_thinking=False).text
+            streams = [llm.stream(prompt, GREEDY, enable_thinking=False) for llm in (first, second)]
+            for stream in streams:
+                assert "".join(output.text for output in stream) == expected
+    assert not any(map(is_alive, pids))
+
+
+def test_a_killed_worker_is_one_error_and_nothing_is_left(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, heads=3, kv_heads=3)
+    llm = LLM(str(tmp_path), device="cpu", tensor_parallel_size=3, load_format="dummy")
+    pids = worker_pids(llm)
+    params = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+    streams = [llm.stream([5, 6, 7], params) for _ in range(2)]
+    for stream in streams:
+        next(stream)
+    start = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    for stream in streams:
+        last = list(stream)[-1]
+        assert last.finish_reason is FinishReason.ERROR
+        assert last.error == "the engine stopped: the process of rank 2 of 3 was ended by SIGKILL"
+    assert time.monotonic() - start < 5
+    wait_until(lambda: not any(map(is_alive, pids)), 5)
+    with pytest.raises(EngineClosedError, match="rank 2 of 3 was ended by SIGKILL"):
+        llm.stream([5], GREEDY)
+    llm.close()
+
+
+def test_a_worker_that_dies_while_nothing_runs_is_noticed() -> None:
+    llm = LLM(device="cpu", tensor_parallel_size=2)
+    assert llm.is_alive
+    os.kill(worker_pids(llm)[0], signal.SIGTERM)  # meant for the whole group: ignored
+    os.kill(worker_pids(llm)[0], signal.SIGKILL)
+    assert wait_until(lambda: not llm.is_alive) < 5
+    llm.close()
+    llm.close()
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import time\n"
+        "from nvcli import LLM\n"
+        "llm = LLM(device='cpu', tensor_parallel_size=2)\n"
+        "print(*(p.pid for p in llm._runner._workers._processes.values()), flush=True)\n"
+        "time.sleep(120)\n"
+    )
+    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert pids
+    assert all(map(is_alive, pids))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: not any(map(is_alive, pids)), 5)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_rank_cannot_load_is_one_error(tmp_path: Path, rank: int) -> None:
+    """Only that rank reads the damaged part; the other one waits for it in a collective."""
+    tensors = write_tiny_checkpoint(tmp_path, vocab=4200, write_tokenizer=copy_tokenizer)
+    weight = tensors["model.layers.1.mlp.down_proj.weight"]
+    weight[3, rank * weight.shape[1] // 2] = float("nan")
+    write_tensors(tmp_path, tensors)
+    before = _children()
+    with pytest.raises(WeightsError, match=r"down_proj\.weight holds values that are not numbers"):
+        LLM(str(tmp_path), device="cpu", tensor_parallel_size=2, load_format="safetensors")
+    assert _children() <= before
+
+
+def test_a_size_that_does_not_fit_costs_nothing() -> None:
+    before = _children()
+    with pytest.raises(UsageError, match="--tensor-parallel-size 5") as caught:
+        LLM(device="cpu", tensor_parallel_size=5)
+    assert isinstance(caught.value, NvcliError)
+    assert _children() <= before
+
+
+def _children() -> set[str]:
+    folder = Path(f"/proc/{os.getpid()}/task")
+    return {pid for task in folder.iterdir() for pid in (task / "children").read_text().split()}

@@ -1,0 +1,507 @@
+"""MCP tools of Responses: servers that behave, are slow, crash or talk nonsense; and who may be
+reached at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvcli.errors import NvcliError, UsageError
+from nvcli.protocol.mcp import McpTools
+from nvcli.protocol.responses import parse_responses
+from nvcli.server.config import ServerConfig
+from nvcli.server.mcp import McpHub, ServerNotAllowedError
+from nvcli.text import Tokenizer
+from tests.server.conftest import Serve, Served, parse_events
+from tests.server.scripted_llm import Script
+
+pytest.importorskip("mcp")
+PATH = "/v1/responses"
+SERVER = str(Path(__file__).parent / "mcp_server.py")
+NAMES = ["multiply", "read", "fail", "crash", "flood"]
+Turns = Callable[..., Script]
+
+
+def call(name: str, arguments: str = "{}") -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.fixture
+def turns(tokenizer: Tokenizer) -> Turns:
+    """An answer for each turn: the first one when the prompt holds no result of a tool, ..."""
+    mark = tokenizer.encode("<tool_response>")
+
+    def script(*answers: str) -> Script:
+        ids = [tokenizer.encode(answer) for answer in answers]
+
+        def answer(prompt: tuple[int, ...]) -> list[int]:
+            text = list(prompt)
+            count = sum(text[i : i + len(mark)] == mark for i in range(len(text)))
+            return ids[min(count, len(ids) - 1)]
+
+        return answer
+
+    return script
+
+
+def write(folder: Path, *kinds: str) -> Path:
+    entries = {
+        kind: {"command": sys.executable, "args": [SERVER, kind, str(folder)]} for kind in kinds
+    }
+    path = folder / "mcp.json"
+    path.write_text(json.dumps({"mcpServers": entries}))
+    return path
+
+
+def tool(label: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "mcp", "server_label": label, "require_approval": "never", **fields}
+
+
+def create(served: Served, **fields: Any) -> dict[str, Any]:
+    response = served.post(PATH, {"model": "scripted", "input": "hi", **fields})
+    assert response.status_code == 200, response.text
+    value: dict[str, Any] = response.json()
+    return value
+
+
+def stream(served: Served, **fields: Any) -> list[Any]:
+    body = {"model": "scripted", "input": "hi", "stream": True, **fields}
+    response = served.post(PATH, body)
+    assert response.status_code == 200, response.text
+    return parse_events(response.text)
+
+
+def check(events: list[Any]) -> dict[str, Any]:
+    """Numbers, pairs of added and done, ids, arguments; the final response."""
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    added = [e for e in events if e["type"] == "response.output_item.added"]
+    done = [e for e in events if e["type"] == "response.output_item.done"]
+    final: dict[str, Any] = events[-1]["response"]
+    assert sorted(e["output_index"] for e in added) == list(range(len(added)))
+    assert {e["item"]["id"]: e["output_index"] for e in added} == {
+        e["item"]["id"]: e["output_index"] for e in done
+    }
+    done.sort(key=lambda event: event["output_index"])
+    assert [event["item"] for event in done] == final["output"]
+    for index, item in enumerate(final["output"]):
+        own = [event for event in events if event.get("item_id") == item["id"]]
+        assert {event["output_index"] for event in own} <= {index}
+        if item["type"] == "mcp_call":
+            deltas = [e["delta"] for e in own if e["type"].endswith("mcp_call_arguments.delta")]
+            assert "".join(deltas) == item["arguments"]
+            kinds = [e["type"].removeprefix("response.") for e in own if "delta" not in e]
+            ending = "failed" if item["error"] else "completed"
+            names = ["mcp_call.in_progress", "mcp_call_arguments.done", f"mcp_call.{ending}"]
+            assert kinds == names
+    ends = [e for e in events if e["type"].split(".")[-1] in ("completed", "failed", "incomplete")]
+    assert len([e for e in ends if "response" in e]) == 1
+    return final
+
+
+def kinds(response: dict[str, Any]) -> list[str]:
+    return [item["type"] for item in response["output"]]
+
+
+def serve_mcp(serve: Serve, script: Script, folder: Path, *names: str, **more: Any) -> Served:
+    config = ServerConfig(mcp_file=write(folder, *names), **{"mcp_timeout": 20.0, **more})
+    return serve(script, config=config, max_model_len=8192, num_blocks=2048)
+
+
+def prompt_of(served: Served, number: int = -1) -> str:
+    ids = served.llm.prompts[number]
+    text: str = served.llm.tokenizer.decode(ids, skip_special_tokens=False)
+    return text
+
+
+def test_a_call_is_made_and_the_model_goes_on(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    script = turns(
+        "<think>\nhm\n</think>\n\nLet me see." + call("multiply", '{"a": 6, "b": 7}'), "It is 42."
+    )
+    served = serve_mcp(serve, script, tmp_path, "good")
+    events = stream(served, tools=[tool("good")])
+    final = check(events)
+    assert kinds(final) == ["mcp_list_tools", "reasoning", "message", "mcp_call", "message"]
+    listed, _, _, made, message = final["output"]
+    assert [item["name"] for item in listed["tools"]] == NAMES
+    assert listed["error"] is None
+    assert made["output"] == "42"
+    assert (made["name"], made["server_label"]) == ("multiply", "good")
+    assert message["content"][0]["text"] == "It is 42."
+    first, second = prompt_of(served, 0), prompt_of(served, 1)
+    assert '"multiply"' in first
+    assert second.startswith(first)  # all of it is in the prefix cache
+    assert "<tool_response>\n42\n</tool_response>" in second
+    usage = final["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert usage["input_tokens"] == sum(map(len, served.llm.prompts))
+    names = [event["type"] for event in events[:6]]
+    assert names[2:6] == [
+        "response.output_item.added",
+        "response.mcp_list_tools.in_progress",
+        "response.mcp_list_tools.completed",
+        "response.output_item.done",
+    ]
+    # The next response knows the list, and the model reads the call again.
+    script = create(served, tools=[tool("good")], previous_response_id=final["id"])
+    assert kinds(script) == ["message"]
+    assert "<tool_response>\n42\n</tool_response>" in prompt_of(served)
+    served.wait_idle()
+
+
+def test_stream_and_reply_are_the_same(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    served = serve_mcp(serve, turns(call("read") + call("fail"), "Done."), tmp_path, "good")
+    final = check(stream(served, tools=[tool("good")], seed=1))
+    whole = create(served, tools=[tool("good")], seed=1)
+    assert kinds(final) == kinds(whole) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+    for streamed, plain in zip(final["output"], whole["output"], strict=True):
+        assert {**streamed, "id": ""} == {**plain, "id": ""}
+    failed = whole["output"][2]
+    assert failed["status"] == "failed"
+    assert failed["error"] == "Error executing tool fail"
+    assert "error: Error executing tool fail" in prompt_of(served)
+
+
+def test_functions_beside_a_server(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    """A client's own call ends the response; a name that is taken gets the label before it."""
+    own = {"type": "function", "name": "read", "parameters": {"type": "object"}}
+    script = turns(call("good_read", '{"name": "y"}') + call("read"), "Done.")
+    served = serve_mcp(serve, script, tmp_path, "good")
+    first = create(served, tools=[own, tool("good")])
+    assert kinds(first) == ["mcp_list_tools", "mcp_call", "function_call"]
+    made, asked = first["output"][1:]
+    assert (made["name"], made["output"]) == ("read", "content of y")
+    output = {"type": "function_call_output", "call_id": asked["call_id"], "output": "mine"}
+    second = create(
+        served, tools=[own, tool("good")], input=[output], previous_response_id=first["id"]
+    )
+    assert kinds(second) == ["message"]
+    prompt = prompt_of(served)
+    assert prompt.index("good_read") < prompt.index("content of y") < prompt.index("mine")
+
+
+def test_approval(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    """OpenAI's default: every call is asked for, and made only when it was allowed."""
+    served = serve_mcp(serve, turns(call("read", '{"name": "y"}'), "Done."), tmp_path, "good")
+    asking = {"type": "mcp", "server_label": "good"}
+    first = check(stream(served, tools=[asking]))
+    assert kinds(first) == ["mcp_list_tools", "mcp_approval_request"]
+    request = first["output"][1]
+    assert (request["name"], json.loads(request["arguments"])) == ("read", {"name": "y"})
+
+    def answer(approve: bool, **fields: Any) -> dict[str, Any]:
+        item = {
+            "type": "mcp_approval_response",
+            "approval_request_id": request["id"],
+            "approve": approve,
+        }
+        body = {"tools": [asking], "input": [item], "previous_response_id": first["id"]}
+        return check(stream(served, **{**body, **fields}))
+
+    second = answer(True)
+    assert kinds(second) == ["mcp_call", "message"]
+    assert second["output"][0]["approval_request_id"] == request["id"]
+    assert second["output"][0]["output"] == "content of y"
+    assert "<tool_response>\ncontent of y\n</tool_response>" in prompt_of(served)
+    # It is not made a second time when the conversation goes on.
+    third = create(served, tools=[asking], previous_response_id=second["id"])
+    assert kinds(third) == ["message"]
+    assert prompt_of(served).count("content of y") == 1
+    declined = answer(False)
+    assert kinds(declined) == ["message"]
+    assert "The user did not allow this call." in prompt_of(served)
+    for fields, param in (
+        ({"tools": []}, "input[0].approval_request_id"),
+        ({"tools": [{**asking, "allowed_tools": ["fail"]}]}, "input[0].approval_request_id"),
+        ({"previous_response_id": None}, "input[0].approval_request_id"),
+    ):
+        item = {
+            "type": "mcp_approval_response",
+            "approval_request_id": request["id"],
+            "approve": True,
+        }
+        body = {"model": "scripted", "tools": [asking], "input": [item]}
+        response = served.post(PATH, {**body, "previous_response_id": first["id"], **fields})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
+
+
+def test_approval_by_tool(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    served = serve_mcp(serve, turns(call("read") + call("fail"), "Done."), tmp_path, "good")
+    approval = {"never": {"read_only": True}}
+    first = create(served, tools=[tool("good", require_approval=approval)])
+    assert kinds(first) == ["mcp_list_tools", "mcp_call", "mcp_approval_request"]
+    assert first["output"][2]["name"] == "fail"
+
+
+def test_allowed_tools_and_choice(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    served = serve_mcp(serve, turns(call("read"), "Done."), tmp_path, "good")
+    first = create(served, tools=[tool("good", allowed_tools=["read", "fail"])])
+    assert [item["name"] for item in first["output"][0]["tools"]] == ["read", "fail"]
+    assert "multiply" not in prompt_of(served)
+    chosen = {"type": "mcp", "server_label": "good", "name": "read"}
+    create(served, tools=[tool("good")], tool_choice=chosen)
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [chosen]}
+    create(served, tools=[tool("good")], tool_choice=choice)
+    create(served, tools=[tool("good")], tool_choice="required")
+    create(served, tools=[tool("good")], tool_choice="none")
+    for fields in (
+        {"tool_choice": {"type": "mcp", "server_label": "other"}},
+        {"tool_choice": {"type": "mcp", "server_label": "good", "name": "nope"}},
+        {"tools": [tool("good"), tool("good")]},
+    ):
+        response = served.post(
+            PATH, {"model": "scripted", "input": "hi", "tools": [tool("good")], **fields}
+        )
+        assert response.status_code == 400, response.text
+
+
+def test_limits_of_calls_and_tokens(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    served = serve_mcp(
+        serve, turns(call("read"), call("read"), call("read"), "x"), tmp_path, "good"
+    )
+    limited = create(served, tools=[tool("good")], max_tool_calls=2)
+    calls = [item for item in limited["output"] if item["type"] == "mcp_call"]
+    assert [item["output"] for item in calls] == ["content of x", "content of x"]
+    assert "<tools>" not in prompt_of(served)  # after the limit there are none
+    used = limited["usage"]["output_tokens"]
+    cut = create(served, tools=[tool("good")], max_output_tokens=used // 4)
+    assert cut["status"] == "incomplete"
+    assert cut["usage"]["output_tokens"] <= used // 4
+    assert check(stream(served, tools=[tool("good")], max_output_tokens=10))["output"]
+
+
+def test_a_slow_server(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    served = serve_mcp(serve, turns(call("multiply", '{"a": 2, "b": 3}'), "ok"), tmp_path, "slow")
+    assert create(served, tools=[tool("slow")])["output"][1]["output"] == "6"
+
+
+def test_a_server_that_is_too_slow(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    """The call fails, the response does not; the server is asked again later."""
+    script = turns(call("multiply", '{"a": 2, "b": 3}'), "ok")
+    served = serve_mcp(serve, script, tmp_path, "slow")
+    create(served, tools=[tool("slow")])
+    served.app.state.mcp._timeout_s = 0.3
+    final = check(stream(served, tools=[tool("slow")]))
+    assert final["status"] == "completed"
+    assert final["output"][1]["error"] == "it did not answer in 0.3 s"
+    served.app.state.mcp._timeout_s = 20.0
+    assert create(served, tools=[tool("slow")])["output"][1]["output"] == "6"
+
+
+def test_a_server_that_crashes(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    """The call fails, the response goes on, and the next one has a new process."""
+    served = serve_mcp(serve, turns(call("crash"), call("read"), "ok"), tmp_path, "good")
+    final = check(stream(served, tools=[tool("good")]))
+    assert kinds(final) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+    assert final["output"][1]["error"]
+    assert final["output"][2]["output"] == "content of x"
+    assert len(list(tmp_path.glob("good-*"))) == 2
+
+
+@pytest.mark.parametrize("kind", ["dumb", "garbage", "wrong"])
+def test_a_server_that_talks_nonsense(
+    serve: Serve, turns: Turns, tmp_path: Path, kind: str
+) -> None:
+    """OpenAI's 424; a stream tells of it in events. The engine was not troubled."""
+    served = serve_mcp(serve, turns("x"), tmp_path, kind, mcp_timeout=2.0)
+    body = {"model": "scripted", "input": "hi", "tools": [tool(kind)]}
+    response = served.post(PATH, body)
+    assert response.status_code == 424, response.text
+    assert response.json()["error"]["code"] == "mcp_server_error"
+    final = check(stream(served, tools=[tool(kind)]))
+    assert final["status"] == "failed"
+    assert final["output"][0]["error"]
+    assert served.llm.requests == []
+    assert served.chat()["choices"][0]["message"]["content"] == "x"
+
+
+def test_a_flood_is_cut(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    served = serve_mcp(serve, turns(call("flood"), "ok"), tmp_path, "good")
+    body = {"model": "scripted", "input": "hi", "tools": [tool("good")]}
+    response = served.post(PATH, body)
+    assert response.status_code == 400  # even what is left does not fit this context
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    final = check(stream(served, tools=[tool("good")]))
+    assert final["status"] == "failed"
+    assert len(final["output"][1]["output"]) < 21_000
+
+
+def test_a_client_that_leaves_ends_the_call(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    script = turns(call("multiply", '{"a": 2, "b": 3}'), "x" * 200)
+    served = serve_mcp(serve, script, tmp_path, "slow")
+    body = {"model": "scripted", "input": "hi", "stream": True, "tools": [tool("slow")]}
+    with served.client.stream("POST", PATH, json=body) as response:
+        for line in response.iter_lines():
+            if "mcp_call_arguments.done" in line:
+                break
+    served.wait_idle()
+    time.sleep(0.1)
+    assert len(served.llm.requests) == 1
+    assert len(served.app.state.responses) == 0
+
+
+def test_a_timeout_covers_the_calls(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    script = turns(call("multiply", '{"a": 2, "b": 3}'), "ok")
+    served = serve_mcp(serve, script, tmp_path, "slow")
+    create(served, tools=[tool("slow")])
+    served = serve_mcp(serve, script, tmp_path, "slow", request_timeout=0.2)
+    body = {"model": "scripted", "input": "hi", "tools": [tool("slow")]}
+    assert served.post(PATH, body).status_code == 504
+
+
+def test_background_with_a_server(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    served = serve_mcp(serve, turns(call("read"), "ok"), tmp_path, "good")
+    queued = create(served, tools=[tool("good")], background=True)
+    followed = served.client.get(f"{PATH}/{queued['id']}", params={"stream": "true"})
+    final = check(parse_events(followed.text))
+    assert kinds(final) == ["mcp_list_tools", "mcp_call", "message"]
+
+
+def test_many_responses_share_a_process(serve: Serve, turns: Turns, tmp_path: Path) -> None:
+    served = serve_mcp(serve, turns(call("read"), "ok"), tmp_path, "good")
+    found: list[Any] = []
+
+    def ask() -> None:
+        found.append(create(served, tools=[tool("good")])["output"][1]["output"])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["content of x"] * 8
+    assert len(list(tmp_path.glob("good-*"))) == 1
+
+
+# --- who may be reached --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def http_server() -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, SERVER, "http", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+def test_a_url_the_operator_allowed(serve: Serve, turns: Turns, http_server: str) -> None:
+    config = ServerConfig(mcp_allow=(http_server,))
+    served = serve(turns(call("read"), "ok"), config=config, max_model_len=8192, num_blocks=2048)
+    secret = {"headers": {"X-Key": "sekret"}, "authorization": "sekret"}
+    mine = tool("mine", server_url=f"{http_server}/mcp", **secret)
+    events = stream(served, tools=[mine])
+    final = check(events)
+    assert kinds(final) == ["mcp_list_tools", "mcp_call", "message"]
+    assert "sekret" not in json.dumps(events)
+    assert "sekret" not in served.client.get(f"{PATH}/{final['id']}").text
+    elsewhere = tool("mine", server_url=f"{http_server}/nowhere")
+    response = served.post(PATH, {"model": "scripted", "input": "hi", "tools": [elsewhere]})
+    assert response.status_code == 424
+
+
+@pytest.mark.parametrize(
+    ("allowed", "url"),
+    [
+        ((), "http://127.0.0.1:1/mcp"),
+        (("https://tools.example/mcp",), "http://tools.example/mcp"),
+        (("https://tools.example/mcp",), "https://tools.example/mcp-evil"),
+        (("https://tools.example/mcp",), "https://tools.example/"),
+        (("https://tools.example/mcp",), "https://tools.example:8443/mcp"),
+        (("https://tools.example/mcp",), "https://tools.example.evil/mcp"),
+        (("https://tools.example/mcp",), "https://tools.example@evil/mcp"),
+        (("https://tools.example/mcp",), "https://evil\\@tools.example/mcp"),
+        (("https://tools.example/mcp",), "https://tools.example/mcp/../admin"),
+        (("https://tools.example/mcp",), "https://tools.example/mcp/%2e%2e/admin"),
+        (("https://tools.example/mcp",), "https://tools.example/mcp/%2E./admin"),
+        (("https://tools.example/mcp",), "https://tools.example/mcp\r\nHost: evil"),
+        (("https://tools.example/mcp",), "https://tools.example:x/mcp"),
+        (("https://tools.example/mcp",), "file:///etc/passwd"),
+        (("https://tools.example/mcp",), "https://tools.exámple/mcp"),
+        (("https://tools.example/mcp",), "https://[tools.example/mcp"),
+        (("https://tools.example/mcp",), ""),
+        (("https://tools.example/mcp",), "x" * 5000),
+    ],
+)
+def test_a_url_that_was_not_allowed(tmp_path: Path, allowed: tuple[str, ...], url: str) -> None:
+    hub = McpHub(write(tmp_path, "good"), allowed, timeout_s=1)
+    with pytest.raises(ServerNotAllowedError) as caught:
+        hub.check(McpTools(label="mine", place="tools[0]", url=url))
+    assert caught.value.param == "tools[0].server_url"
+    assert len(str(caught.value)) < 200
+
+
+def test_a_url_that_was_not_allowed_is_a_400(serve: Serve, turns: Turns) -> None:
+    served = serve(turns("x"), config=ServerConfig(mcp_allow=("http://127.0.0.1:1/a",)))
+    body = {"model": "scripted", "input": "hi", "tools": [tool("m", server_url="http://[::1]/a")]}
+    response = served.post(PATH, body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("mcp_server_not_allowed", "tools[0].server_url")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"server_label": "other"}, "tools[0].server_label"),
+        ({"server_label": None}, "tools[0].server_label"),
+        ({"server_label": "a b"}, "tools[0].server_label"),
+        ({"headers": {"x": "y"}}, "tools[0].headers"),
+        ({"authorization": "y"}, "tools[0].headers"),
+        ({"headers": {"x": "y\r\nz: w"}}, "tools[0].headers"),
+        ({"headers": {"Host": "evil"}}, "tools[0].headers"),
+        ({"headers": {"x": 5}}, "tools[0].headers.x"),
+        ({"connector_id": "connector_gmail"}, "tools[0].connector_id"),
+        ({"require_approval": "maybe"}, "tools[0].require_approval"),
+        ({"allowed_tools": 5}, "tools[0].allowed_tools"),
+        ({"server_url": 5}, "tools[0].server_url"),
+    ],
+)
+def test_bad_entries(tmp_path: Path, fields: dict[str, Any], param: str) -> None:
+    hub = McpHub(write(tmp_path, "good"), [], timeout_s=1)
+    body = {"model": "x", "input": "hi", "tools": [{**tool("good"), **fields}]}
+    with pytest.raises(NvcliError) as caught:
+        hub.check(parse_responses(body).mcp[0])
+    assert caught.value.http_status == 400
+    assert caught.value.param == param
+
+
+def test_what_a_url_may_be_under() -> None:
+    hub = McpHub(None, ["https://Tools.Example/mcp/", "http://h:81"], timeout_s=1)
+    from nvcli.server.mcp import _is_under
+
+    for url in (
+        "https://tools.example/mcp",
+        "https://tools.example:443/mcp/a?b=c",
+        "http://h:81/x",
+    ):
+        assert any(_is_under(url, prefix) for prefix in hub._prefixes), url
+
+
+def test_the_operators_options(tmp_path: Path) -> None:
+    for prefix in ("tools.example", "https://", "ftp://x", "https://a@b/"):
+        with pytest.raises(UsageError, match="mcp-allow"):
+            McpHub(None, [prefix], timeout_s=1)
+    with pytest.raises(UsageError, match="cannot read"):
+        McpHub(tmp_path / "gone.json", [], timeout_s=1)
