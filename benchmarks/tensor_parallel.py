@@ -135,9 +135,9 @@ def reduce_rank(args: Namespace) -> None:
     """One rank of the all-reduce stage; rank 0 writes the times."""
     import torch
 
-    from nvcli.parallel import TPGroup, find_store, forbid_multicast, make_store
+    from nvcli.parallel import TPGroup, find_store, make_store, prepare_environment
 
-    forbid_multicast()
+    prepare_environment()
     device = torch.device("cuda", args.rank) if args.device == "cuda" else torch.device("cpu")
     if args.rank == 0:
         store = make_store(args.size)
