@@ -137,17 +137,17 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench throughput")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --requests --duration --warmup --slo --in-len --out-len --data --prefix --cache --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --requests --duration --until-ci --repeat --warmup --slo --in-len --out-len --data --prefix --cache --turns --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-c|--concurrency|--requests|--duration|--slo|--in-len|--out-len|--data|--prefix|--seed) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-c|--concurrency|--requests|--duration|--until-ci|--repeat|--slo|--in-len|--out-len|--data|--prefix|--turns|--seed) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --warmup) kind=words words="auto" ;;
-                --cache) kind=words words="cold keep" ;;
+                --cache) kind=words words="cold warm keep" ;;
                 --out|--log-file|--config) kind=files ;;
                 --color) kind=words words="auto always never" ;;
                 --profile) kind=profiles ;;
@@ -170,32 +170,32 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --repeat --self-test --in-len --out-len --data --prefix --cache --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --until-ci --repeat --self-test --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--repeat|--in-len|--out-len|--data|--prefix|--seed|--slo|--timeout|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--until-ci|--repeat|--in-len|--out-len|--data|--prefix|--turns|--seed|--slo|--timeout|--served-model-name) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --trace|--out|--log-file|--config) kind=files ;;
-                --cache) kind=words words="cold keep" ;;
+                --cache) kind=words words="cold warm keep" ;;
                 --warmup) kind=words words="auto" ;;
                 --color) kind=words words="auto always never" ;;
                 --profile) kind=profiles ;;
             esac ;;
         "bench sweep")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--concurrencies|--rates|--arrival|--duration|--in-len|--out-len|--data|--prefix|--seed|--slo|--timeout|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--concurrencies|--rates|--arrival|--duration|--in-len|--out-len|--data|--prefix|--turns|--seed|--slo|--timeout|--served-model-name) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
-                --cache) kind=words words="cold keep" ;;
+                --cache) kind=words words="cold warm keep" ;;
                 --warmup) kind=words words="auto" ;;
                 --out|--log-file|--config) kind=files ;;
                 --color) kind=words words="auto always never" ;;

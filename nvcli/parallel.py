@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # How long ranks wait for each other: at the start for the slowest disk. Ranks that died are found
 # by other means, and sooner (`engine.workers`).
 TIMEOUT = timedelta(minutes=10)
+_ABORT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class TPGroup:
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, written to `x`, which must be contiguous."""
         if self.size > 1:
-            self._backend.allreduce([x], self._sum).wait()
+            _wait(self._backend.allreduce([x], self._sum))
         return x
 
     def gather_columns(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -116,7 +118,7 @@ class TPGroup:
             return x if out is None else out.copy_(x)
         num_rows, width = x.shape
         parts = torch.empty(self.size * x.numel(), dtype=x.dtype, device=x.device)
-        self._backend._allgather_base(parts, x.flatten(), self._gather).wait()
+        _wait(self._backend._allgather_base(parts, x.flatten(), self._gather))
         if out is None:
             out = torch.empty((num_rows, self.size * width), dtype=x.dtype, device=x.device)
         out.view(num_rows, self.size, width).copy_(
@@ -144,11 +146,26 @@ class TPGroup:
         self.least([0], device)
 
     def abort(self) -> None:
-        """Make operations that wait for a dead rank return, with rubbish. From any thread."""
+        """Make operations that wait for a dead rank return, with rubbish. From any thread.
+
+        The library may take its time, as long as captured graphs are alive; it is not waited for.
+        """
         abort = getattr(self._backend, "abort", None)
-        if abort is not None:
+        if abort is None:
+            return
+
+        def run() -> None:
             with suppress(RuntimeError):  # not every backend has something to abort
                 abort()
+
+        thread = threading.Thread(target=run, name="nvcli-abort", daemon=True)
+        thread.start()
+        thread.join(_ABORT_S)
+
+
+def _wait(work: Any) -> None:
+    if work is not None:  # some backends give nothing where there is nothing to wait for
+        work.wait()
 
 
 SOLO = TPGroup(0, 1)
@@ -192,9 +209,13 @@ def find_store(port: int, size: int) -> Any:
     return TCPStore("127.0.0.1", port, size, is_master=False, timeout=TIMEOUT)
 
 
-def forbid_multicast() -> None:
-    """NVLink multicast (NVLS) is left off: where a driver or a virtual machine offers it in name
-    only, the group hangs, and two GPUs of a host gain nothing from it.
+def prepare_environment() -> None:
+    """What NCCL and torch read when a group is made; what the user has set stays.
+
+    NVLink multicast (NVLS) is left off: where a driver or a virtual machine offers it in name only,
+    the group hangs, and two GPUs gain nothing from it. Torch's own answer to a lost rank is to end
+    this process; `engine.workers` has a better one.
     """
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

@@ -78,6 +78,7 @@ SHAPES = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8, tied=True),
     "qwen3-8b": Shape(4096, 12_288, 36, 32, 8, tied=False),
     "qwen3-14b": Shape(5120, 17_408, 40, 40, 8, tied=False),
+    "qwen3-32b": Shape(5120, 25_600, 64, 64, 8, tied=False),
 }
 
 

@@ -84,6 +84,9 @@ def unsound(
         reasons.append("overloaded: the queue grows, an open loop at this rate diverges")
     if law.verdict == "not steady" and len(run.requests) >= 20:
         reasons.append(f"not steady: Little's residual is {(law.residual or 0):.1%}")
+    wanted = json["until_ci"]
+    if wanted is not None and not wanted["reached"] and not run.end.get("interrupted"):
+        reasons.append(f"the intervals asked for, within {wanted['asked']:.1%}, were not reached")
     if json["counts"]["ok"] == 0:
         reasons.append("no request was answered")
     return reasons

@@ -44,7 +44,7 @@ def _lines(summary: Summary) -> list[str]:
             f"tail      a {tail['mean_output_tokens']:.0f}-token reply meets a gap above itl p99 "
             f"with probability {100 * tail['chance_above_itl_p99']:.0f} %"
         )
-    lines += ["", *_time(json), *_amdahl(json), *_little(json), *_limits(json)]
+    lines += ["", *_turns(json), *_time(json), *_amdahl(json), *_little(json), *_limits(json)]
     lines += [*_model(json), *_client(json), *_energy(json)]
     plot = ecdf(summary.pools.get("e2e", []))
     if plot:
@@ -129,6 +129,8 @@ def _rate(json: dict[str, Any]) -> list[str]:
         low, high = rate["output_interval"]
         text += f" [{number(low)}–{number(high)}]"
     text += f" · {number(rate['total_tokens_per_s'])} tok/s in and out"
+    if json["cache"]["hit_share"] is not None:
+        text += f" · prefix cache {percent(json['cache']['hit_share'])} of prompt tokens"
     lines = [text]
     if good["slo_ms"]:
         limits = " ".join(f"{k}≤{v:g}" for k, v in good["slo_ms"].items())
@@ -175,6 +177,15 @@ def _time(json: dict[str, Any]) -> list[str]:
         return []
     text = " │ ".join(f"{k.replace('_', ' ')} {number(v)}" for k, v in parts.items())
     return [f"time      {text}   ms, mean per request (p99s do not add, means do)"]
+
+
+def _turns(json: dict[str, Any]) -> list[str]:
+    parts = [
+        f"{t['turn']}: ttft {number(t['ttft_ms'])} ms of {number(t['n_in'])} tokens, "
+        f"{percent(t['hit_share'])} cached"
+        for t in json["turns"] or ()
+    ]
+    return [f"turns     {' │ '.join(parts)}"] if parts else []
 
 
 def _amdahl(json: dict[str, Any]) -> list[str]:

@@ -68,8 +68,10 @@ class EventReader:
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
-def take_event(record: RequestRecord, data: bytes, moment: int) -> None:
-    """Count an event's tokens. Raises `EndpointError` for an error event."""
+def take_event(
+    record: RequestRecord, data: bytes, moment: int, answer: list[int] | None = None
+) -> None:
+    """Count an event's tokens; their ids go to `answer`. Raises `EndpointError`."""
     if data == b"[DONE]":
         return
     event = orjson.loads(data)
@@ -86,6 +88,8 @@ def take_event(record: RequestRecord, data: bytes, moment: int) -> None:
         delta = choice.get("delta") or choice
         if ids is not None:
             count += len(ids)
+            if answer is not None:
+                answer += ids
         elif any(delta.get(k) for k in ("text", "content", "reasoning_content", "tool_calls")):
             count += 1
     if not count:
@@ -136,14 +140,18 @@ class Client:
         except (aiohttp.ClientError, OSError):
             return None
 
-    async def send(self, planned: Planned, record: RequestRecord) -> None:
-        """Fill the record. Cancelled, it keeps what came until then."""
+    async def send(self, planned: Planned, record: RequestRecord) -> list[int]:
+        """Fill the record; the answer's token ids, where the server tells them.
+
+        Cancelled, it keeps what came until then.
+        """
         path, body = self.endpoint.body(planned)
         data = orjson.dumps(body)
+        answer: list[int] = []
         record.s_ns = record.end_ns = now_ns()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._exchange(path, data, record)
+                await self._exchange(path, data, record, answer)
             record.status = OK if record.chunks else ERROR
             record.error = None if record.chunks else "no token arrived"
         except TimeoutError:
@@ -154,8 +162,11 @@ class Client:
         except Exception as exc:  # noqa: BLE001 - whatever broke, it is this request's failure
             record.status, record.error = ERROR, str(exc)[:200] or type(exc).__name__
         record.end_ns = record.chunks[-1][0] if record.status == OK else now_ns()
+        return answer
 
-    async def _exchange(self, path: str, data: bytes, record: RequestRecord) -> None:
+    async def _exchange(
+        self, path: str, data: bytes, record: RequestRecord, answer: list[int]
+    ) -> None:
         async with self._session.post(
             self._base + path,
             data=data,
@@ -169,7 +180,7 @@ class Client:
             async for part in response.content.iter_any():
                 moment = now_ns()
                 for event in reader.feed(part):
-                    take_event(record, event, moment)
+                    take_event(record, event, moment, answer)
 
 
 async def _connecting(session: object, context: Any, params: object) -> None:
@@ -183,7 +194,9 @@ async def _connected(session: object, context: Any, params: object) -> None:
 
 
 def new_record(planned: Planned, s_star: int) -> RequestRecord:
-    return RequestRecord(f"r{planned.index}", s_star, s_star, s_star, UNFINISHED, n_in=planned.n_in)
+    return RequestRecord(
+        planned.id, s_star, s_star, s_star, UNFINISHED, n_in=planned.n_in, turn=planned.turn
+    )
 
 
 async def find_model(client: Client) -> str:

@@ -7,7 +7,7 @@ token ids and `ignore_eos` makes every answer as long as planned.
 from __future__ import annotations
 
 import queue
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.record import ERROR, OK, UNFINISHED, RequestRecord, RunWriter, now_ns
@@ -16,6 +16,7 @@ from nvcli.types import FinishReason, SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nvcli.bench.precision import Precision
     from nvcli.bench.workload import Planned
     from nvcli.llm import LLM
     from nvcli.types import RequestOutput
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 class _Open:
     record: RequestRecord
     planned: Planned
+    answer: list[int] = field(default_factory=list)
+    moment: int = 0  # when it ended
+
+    def next_turn(self, max_len: int) -> Planned | None:
+        return self.planned.next_turn(self.answer, max_len) if self.record.status == OK else None
 
 
 class EngineLoop:
@@ -46,6 +52,7 @@ class EngineLoop:
         duration_s: float | None = None,
         num_requests: int | None = None,
         stagger_s: float = 0.0,
+        precision: Precision | None = None,
     ) -> None:
         """Keep `concurrency` requests running until the time or the number is reached, then let
         the rest end. The first sends are spread over `stagger_s`, against lock-step."""
@@ -54,6 +61,8 @@ class EngineLoop:
         first = [start + int(stagger_s * 1e9 * i / concurrency) for i in range(concurrency)]
         free: list[int] = first[::-1]  # the moment each free place became free; next is last
         while True:
+            if precision is not None and precision.is_due and precision.is_reached(self.records):
+                end = now_ns()
             is_over = (end is not None and now_ns() >= end) or self.num_sent == num_requests
             if is_over and not self._open:
                 return
@@ -61,9 +70,14 @@ class EngineLoop:
                 self.send(next(planned), free.pop())
                 is_over = self.num_sent == num_requests
             wait = max(free[-1] - now_ns(), 0) / 1e9 if free and not is_over else 0.5
-            moment = self.wait(wait)
-            if moment is not None:
-                free.insert(0, moment)
+            ended = self.wait(wait)
+            if ended is None:
+                continue
+            later = ended.next_turn(self._llm.max_model_len) if not is_over else None
+            if later is not None and self.num_sent != num_requests:
+                self.send(later, ended.moment)
+            else:
+                free.insert(0, ended.moment)
 
     def send(self, planned: Planned, s_star: int) -> None:
         params = SamplingParams(
@@ -71,9 +85,10 @@ class EngineLoop:
         )
         request = self._llm.request(_as_prompt(planned.prompt), params, raw=True)
         s_ns = now_ns()
-        record = RequestRecord(f"r{planned.index}", s_star, s_ns, s_ns, UNFINISHED)
+        record = RequestRecord(planned.id, s_star, s_ns, s_ns, UNFINISHED, turn=planned.turn)
         record.n_in = len(request.prompt_token_ids)
-        self._open[request.request_id] = _Open(record, planned)
+        opened = _Open(record, planned)
+        self._open[request.request_id] = opened
         self.num_sent += 1
         done = self._done
 
@@ -82,18 +97,21 @@ class EngineLoop:
             for output in outputs:
                 if output.token_ids:
                     record.chunks.append((moment, len(output.token_ids)))
+                    if planned.later:
+                        opened.answer += output.token_ids
                 if output.is_finished:
                     done.put((request.request_id, output, moment))
 
         self._llm.submit(request, sink)
 
-    def wait(self, timeout: float) -> int | None:
-        """Wait for one request to end; the moment it did."""
+    def wait(self, timeout: float) -> _Open | None:
+        """Wait for one request to end."""
         try:
             request_id, output, moment = self._done.get(timeout=max(timeout, 1e-4))
         except queue.Empty:
             return None
-        record = self._open.pop(request_id).record
+        ended = self._open.pop(request_id)
+        record, ended.moment = ended.record, moment
         record.status = ERROR if output.finish_reason is FinishReason.ERROR else OK
         record.error = output.error
         record.n_out = output.usage.completion_tokens
@@ -109,7 +127,7 @@ class EngineLoop:
             }
             record.server = {k: int(v * 1e9) for k, v in moments.items() if v is not None}
         self._keep(record)
-        return moment
+        return ended
 
     def abandon(self) -> None:
         """Ctrl-C: end what runs, and keep what there is of it."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from nvcli.bench.limits import limit_rows
+from nvcli.bench.metrics import mean
 from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape
+from nvcli.bench.workload import parse_prefix
 
 if TYPE_CHECKING:
     from nvcli.bench.record import RequestRecord, Run
@@ -45,11 +48,28 @@ def breakdown(done: list[RequestRecord]) -> dict[str, float | None]:
     return {name: math.fsum(v) / len(v) for name, v in rows.items()}
 
 
-def limits_json(run: Run, load: float | None, wait: float | None) -> dict[str, Any] | None:
-    """The L_max table as stored, with what is in use now."""
-    rows = run.header.get("limits")
-    if not rows:
+def limits_json(
+    run: Run,
+    done: list[RequestRecord],
+    load: float | None,
+    wait: float | None,
+    tpot: float | None,
+) -> dict[str, Any] | None:
+    """The L_max table for the lengths that were measured, with what is in use now."""
+    stored = run.header.get("resources")
+    n_in, n_out = mean([r.n_in or 0 for r in done]), mean([r.num_tokens for r in done])
+    if not stored or not n_in or not n_out:
         return None
+    prefix, groups = parse_prefix((run.header.get("workload") or {}).get("prefix"))
+    rows = limit_rows(
+        **stored,
+        n_in=n_in,
+        n_out=n_out,
+        prefix=min(prefix, n_in),
+        groups=groups,
+        cpu_s_per_token=(run.header.get("client") or {}).get("cpu_s_per_token"),
+        tokens_per_s=1 / tpot if tpot else None,
+    )
     known = [row for row in rows if row.get("allows") is not None]
     if not known:
         return None

@@ -20,20 +20,25 @@ def limit_rows(
     n_in: float,
     n_out: float,
     prefix: float = 0,
+    groups: int = 1,
+    handles: int | None = None,
+    backlog: int | None = None,
     cpu_s_per_token: float | None = None,
     tokens_per_s: float | None = None,
 ) -> list[dict[str, Any]]:
     """A row a resource: what a request needs, the limit, how many that allows.
 
-    `prefix` tokens are shared by all and counted once. KV: the mean request holds half of its
+    `prefix` tokens are shared by all of a group and counted once for each. Handles and backlog are
+    this machine's unless a run stored its own. KV: the mean request holds half of its
     answer and half a block (`KV, on average`); `KV, never preempting` fits all at full length.
     """
     own = n_in + n_out - prefix
-    shared = math.ceil(prefix / block_size)
+    shared = math.ceil(prefix / block_size) * groups
     tokens = max(num_blocks - shared, 0) * block_size
     mean_need = n_in - prefix + n_out / 2 + block_size / 2
-    full_need = math.ceil(own / block_size)
-    handles = _open_files_left()
+    full_need = max(math.ceil(own / block_size), 1)
+    handles = open_files_left() if handles is None else handles
+    backlog = listen_backlog() if backlog is None else backlog
     rows: list[dict[str, Any]] = [
         _row("KV, on average", f"{mean_need:.0f} tokens", f"{tokens:,} tokens", tokens / mean_need),
         _row(
@@ -44,19 +49,30 @@ def limit_rows(
             is_hard=False,
         ),
         _row("sequence slots", "1 slot", f"{slots:,} slots", slots),
-        _row("connections", "1 in the backlog", f"{_backlog():,}", _backlog(), is_hard=False),
+        _row("connections", "1 in the backlog", f"{backlog:,}", backlog, is_hard=False),
         _row("handles", f"{HANDLES_PER_STREAM} file", f"{handles:,} files", handles),
     ]
     if cpu_s_per_token and tokens_per_s:
         rows.append(
             _row(
-                "server CPU",
+                "load client's CPU",
                 f"{cpu_s_per_token * 1e6:.0f} us a token",
                 "1 s a second",
                 1 / (tokens_per_s * cpu_s_per_token),
             )
         )
     return rows
+
+
+def resources(*, num_blocks: int, block_size: int, slots: int) -> dict[str, int]:
+    """What a run stores, so that its table can be made with the lengths that were measured."""
+    return {
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "slots": slots,
+        "handles": open_files_left(),
+        "backlog": listen_backlog(),
+    }
 
 
 def _row(
@@ -71,7 +87,7 @@ def _row(
     }
 
 
-def _open_files_left() -> int:
+def open_files_left() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft == resource.RLIM_INFINITY:
         soft = 2**20
@@ -81,7 +97,7 @@ def _open_files_left() -> int:
     return max((soft - used) // HANDLES_PER_STREAM, 0)
 
 
-def _backlog() -> int:
+def listen_backlog() -> int:
     """What the kernel grants of the server's listen backlog of 2048."""
     with contextlib.suppress(OSError, ValueError), open("/proc/sys/net/core/somaxconn") as file:
         return min(int(file.read()), 2048)

@@ -7,17 +7,19 @@ record.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvcli.bench.client import new_record
-from nvcli.bench.record import ERROR, RequestRecord, now_ns
+from nvcli.bench.record import ERROR, OK, RequestRecord, now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nvcli.bench.client import Client
+    from nvcli.bench.precision import Precision
     from nvcli.bench.workload import Planned
 
 SPIN_NS = 1_500_000  # a loop's sleep ends up to a millisecond late: the rest is polled
@@ -33,6 +35,8 @@ class Load:
     duration_s: float | None = None
     num_requests: int | None = None
     stagger_s: float = 0.0
+    max_len: int | None = None  # of a conversation
+    precision: Precision | None = None
 
 
 @dataclass(slots=True)
@@ -64,11 +68,13 @@ class LoadRun:
         self._result = LoadResult()
         self._open: set[asyncio.Task[None]] = set()
         self._bug: BaseException | None = None
+        self._is_over = False  # as precise as was asked: nothing more is sent
 
     async def run(self) -> LoadResult:
         """Until everything sent has ended. Cancelled (Ctrl-C): what runs is kept as unfinished."""
         result, load = self._result, self._load
         start, cpu = now_ns(), _cpu_s()
+        watching = asyncio.create_task(self._watch(load.precision)) if load.precision else None
         try:
             if load.times is not None:
                 await self._open_loop(start, load.times)
@@ -83,29 +89,47 @@ class LoadRun:
             for task in self._open:
                 task.cancel()
             await asyncio.gather(*self._open, return_exceptions=True)
+        finally:
+            if watching is not None:
+                watching.cancel()
         result.cpu_s, result.wall_s = _cpu_s() - cpu, (now_ns() - start) / 1e9
         return result
 
     async def _open_loop(self, start: int, times: list[float]) -> None:
         start += 50_000_000  # the first moment must not be past already
         places = asyncio.Semaphore(self._load.cap) if self._load.cap else None
-        for at in times:
-            planned = next(self._planned)
-            s_star = start + int(at * 1e9)
-            await sleep_until(s_star)
-            if places is not None:
-                await places.acquire()
-            self._launch(planned, s_star, places)
+        moments = iter([start + int(at * 1e9) for at in times])
+        s_star = None
+        try:
+            for s_star in moments:
+                await sleep_until(s_star)
+                if self._is_over:
+                    return
+                if places is not None:
+                    await places.acquire()
+                self._launch(next(self._planned), s_star, places)
+                s_star = None
+        except asyncio.CancelledError:
+            self._keep_unsent([*([] if s_star is None else [s_star]), *moments])
+            raise
+
+    def _keep_unsent(self, moments: list[int]) -> None:
+        """Ctrl-C while requests wait for a place: those that were due are samples as well."""
+        now = now_ns()
+        for s_star in itertools.takewhile(lambda moment: moment <= now, moments):
+            record = new_record(next(self._planned), s_star)
+            record.s_ns = record.end_ns = now
+            self._result.num_planned += 1
+            self._keep(record)
 
     def _launch(self, planned: Planned, s_star: int, places: asyncio.Semaphore | None) -> None:
         async def one() -> None:
             try:
-                await self._one(planned, s_star)
+                await self._talk(planned, s_star)
             finally:
                 if places is not None:
                     places.release()
 
-        self._result.num_planned += 1
         task = asyncio.create_task(one())
         self._open.add(task)
         task.add_done_callback(self._ended)
@@ -123,25 +147,49 @@ class LoadRun:
         async def place(index: int) -> None:
             free = start + int(load.stagger_s * 1e9 * index / (load.concurrency or 1))
             await sleep_until(free)
-            while (end is None or free < end) and (
-                load.num_requests is None or self._result.num_planned < load.num_requests
-            ):
-                self._result.num_planned += 1
-                free = (await self._one(next(self._planned), free)).end_ns
+            while not self._is_over and (end is None or free < end) and has_more():
+                free = await self._talk(next(self._planned), free, has_more)
+
+        def has_more() -> bool:
+            return load.num_requests is None or self._result.num_planned < load.num_requests
 
         tasks = [asyncio.create_task(place(i)) for i in range(load.concurrency)]
         self._open.update(tasks)
         await asyncio.gather(*tasks)
 
-    async def _one(self, planned: Planned, s_star: int) -> RequestRecord:
+    async def _talk(
+        self, planned: Planned, s_star: int, has_more: Callable[[], bool] = lambda: True
+    ) -> int:
+        """A request and its later turns, each when the one before has ended; when the last did."""
+        later: Planned | None = planned
+        while later is not None:
+            planned = later
+            record, answer = await self._one(planned, s_star)
+            s_star = record.end_ns
+            # An endpoint that tells no token ids gets the conversation without its answers.
+            later = planned.next_turn(answer, self._load.max_len) if has_more() else None
+            if record.status != OK or self._is_over:
+                break
+        return s_star
+
+    async def _one(self, planned: Planned, s_star: int) -> tuple[RequestRecord, list[int]]:
         record = new_record(planned, s_star)
+        self._result.num_planned += 1
+        answer: list[int] = []
         try:
-            await self._client.send(planned, record)
+            answer = await self._client.send(planned, record)
         finally:
             self._keep(record)
         if record.status == ERROR:
             await asyncio.sleep(0.01)  # a server that refuses at once is not hammered
-        return record
+        return record, answer
+
+    async def _watch(self, precision: Precision) -> None:
+        while not self._is_over:
+            await asyncio.sleep(0.5)
+            if precision.is_due:
+                records = list(self._result.records)
+                self._is_over = await asyncio.to_thread(precision.is_reached, records)
 
     def _keep(self, record: RequestRecord) -> None:
         self._result.records.append(record)

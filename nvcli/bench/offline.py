@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from nvcli.bench import calibrate, machine
 from nvcli.bench.engine_loop import EngineLoop
 from nvcli.bench.engine_run import Bench, StepLog
-from nvcli.bench.limits import limit_rows
+from nvcli.bench.limits import resources
 from nvcli.bench.points import Point, default_points, run_points
+from nvcli.bench.precision import Precision
 from nvcli.bench.record import RunWriter, new_id, now_ns, runs_folder
 from nvcli.errors import InterruptedRunError
 
@@ -78,17 +79,23 @@ def run_throughput(
     path: Path | None,
     command: str = "throughput",
     points: Sequence[dict[str, Any]] = (),
+    until_ci: float | None = None,
+    stagger_s: float | None = None,
 ) -> Outcome:
     """A closed loop that keeps `concurrency` requests in the engine, without HTTP.
 
-    `points` were measured before on the same engine and are stored with it.
+    `points` were measured before on the same engine and are stored with it. The first sends are
+    spread over `stagger_s`, the time of a lone request where it is not given. A file that is there
+    gets one run more.
     """
     llm, run_id = bench.llm, new_id()
+    if path is not None and not path.exists():
+        run_id = path.stem
     path = path or runs_folder() / f"{run_id}.jsonl"
     calibration: Calibration | None = calibrate.load(bench.key)
-    planned = workload.requests(
-        vocab_size=llm.vocab_size, max_len=llm.max_model_len, salt=now_ns() % 2**32
-    )
+    salt = now_ns() % 2**32
+    bounds = {"vocab_size": llm.vocab_size, "max_len": llm.max_model_len, "salt": salt}
+    planned = workload.requests(**bounds)
     startup = llm.startup
     header = {
         **base_header(command, run_id),
@@ -99,18 +106,20 @@ def run_throughput(
             "text": f"in the process, closed loop, c = {concurrency}",
         },
         "workload": workload.as_json(),
+        "until_ci": until_ci,
         "warmup": warmup,
         "slo": slo,
-        "limits": limit_rows(
+        "resources": resources(
             num_blocks=startup.num_blocks,
             block_size=startup.block_size,
             slots=llm.max_num_seqs,
-            n_in=workload.in_len.mean,
-            n_out=workload.out_len.mean,
         ),
     }
     first = list(itertools.islice(planned, 1))
     wait_s = _warm_up(bench, workload)
+    warm = list(workload.warm_up(**bounds))
+    EngineLoop(llm).run_closed(iter(warm), concurrency=1, num_requests=len(warm))
+    precision = Precision(until_ci, header) if until_ci is not None else None
     with RunWriter(path, header) as run, StepLog(llm) as log:
         for point in points:
             run.point(**point)
@@ -123,7 +132,8 @@ def run_throughput(
                 concurrency=concurrency,
                 duration_s=duration_s,
                 num_requests=num_requests,
-                stagger_s=wait_s,
+                stagger_s=wait_s if stagger_s is None else stagger_s,
+                precision=precision,
             )
         except KeyboardInterrupt:
             was_interrupted = True

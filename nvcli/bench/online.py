@@ -5,31 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench import calibrate, machine
-from nvcli.bench.children import stub_server
+from nvcli.bench import machine
 from nvcli.bench.client import Client, Endpoint, find_model, probe
 from nvcli.bench.engine_run import model_name
-from nvcli.bench.limits import limit_rows
+from nvcli.bench.limits import resources
 from nvcli.bench.load_run import Load, LoadRun
 from nvcli.bench.offline import base_header
+from nvcli.bench.precision import Precision
 from nvcli.bench.record import RunWriter, now_ns
-from nvcli.bench.workload import Arrival, Lengths, Workload
+from nvcli.bench.workload import Arrival, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from nvcli.bench.calibrate import Calibration
+    from nvcli.bench.ceiling import Ceiling
     from nvcli.bench.load_run import LoadResult
+    from nvcli.bench.target import Target
     from nvcli.bench.traces import Trace
+    from nvcli.bench.workload import Planned
 
 GAUGE_S = 0.25
-ANY_VOCABULARY = 1000  # token ids that every vocabulary has
 _METRIC = re.compile(rb"^(?:nvcli|vllm):([a-z_]+?)(?:_total)?(?:\{[^}]*\})? ([0-9.e+-]+)", re.M)
 _GAUGES = {
     b"num_requests_running": "running",
@@ -38,19 +38,6 @@ _GAUGES = {
     b"num_preemptions": "preemptions",
     b"kv_blocks": "num_blocks",
 }
-
-
-@dataclass(slots=True)
-class Target:
-    """The server under load."""
-
-    url: str
-    api_key: str | None = None
-    model: str | None = None  # what requests name; None: the first that it serves
-    vocab_size: int = ANY_VOCABULARY
-    max_len: int | None = None
-    calibration: Calibration | None = None  # of nvcli's own server
-    is_own: bool = False
 
 
 @dataclass(slots=True)
@@ -63,6 +50,7 @@ class Point:
     duration_s: float | None = None
     num_requests: int | None = None
     trace: Trace | None = None  # its times and lengths, already paced
+    until_ci: float | None = None  # end when the intervals are as narrow as this share
 
     def as_json(self) -> dict[str, Any]:
         if self.trace is not None:
@@ -109,9 +97,11 @@ class Point:
         duration = self.duration_s
         if duration is None:
             assert self.num_requests is not None, "a time or a number"
-            duration = 10 * self.num_requests / self.rate + 60
-        drawn = workload.schedule(self.rate, self.arrival, duration)
-        return Load(times=list(itertools.islice(drawn, self.num_requests)), cap=self.concurrency)
+            duration = (10 * self.num_requests / self.rate + 60) * workload.turns
+        # --rate counts requests; a conversation brings as many as it has turns
+        drawn = workload.schedule(self.rate / workload.turns, self.arrival, duration)
+        first = None if self.num_requests is None else -(-self.num_requests // workload.turns)
+        return Load(times=list(itertools.islice(drawn, first)), cap=self.concurrency)
 
 
 @dataclass(slots=True)
@@ -121,7 +111,7 @@ class Options:
     warmup: str | float = "auto"
     slo: dict[str, float] = field(default_factory=dict)
     with_gpu: bool = False
-    ceiling: float | None = None
+    ceiling: Ceiling | None = None
 
 
 class Session:
@@ -153,24 +143,37 @@ class Session:
         assert self._client is not None
         await self._client.__aexit__()
 
-    def _planned(self, trace: Trace | None = None) -> Iterator[Any]:
+    def _planned(self, trace: Trace | None = None, salt: int | None = None) -> Iterator[Planned]:
         source = trace or self.options.workload
-        is_cold = self.options.workload.cache == "cold"
-        return source.requests(
-            vocab_size=self.target.vocab_size,
-            max_len=self.target.max_len,
-            salt=now_ns() % 2**32 if is_cold else 0,
-        )
+        return source.requests(**self._bounds(self._salt() if salt is None else salt))
+
+    def _bounds(self, salt: int) -> dict[str, Any]:
+        target = self.target
+        return {"vocab_size": target.vocab_size, "max_len": target.max_len, "salt": salt}
+
+    def _salt(self) -> int:
+        return 0 if self.options.workload.cache == "keep" else now_ns() % 2**32
+
+    async def _warm(self, salt: int) -> None:
+        """A warm cache: what repeats is sent before the clock starts. Raises `EndpointError`."""
+        assert self._client is not None
+        for planned in self.options.workload.warm_up(**self._bounds(salt)):
+            await probe(self._client, planned)
 
     async def measure(self, point: Point) -> LoadResult:
         """Run one load to its end, and store it."""
         assert self._client is not None
         load = point.load(self.options.workload, self.wait_s)
-        gauges = await self._gauges()
-        with RunWriter(self.path, self._header(point, gauges)) as run:
+        load.max_len = self.target.max_len
+        salt = self._salt()
+        await self._warm(salt)
+        header = self._header(point, await self._gauges())
+        if point.until_ci is not None:
+            load.precision = Precision(point.until_ci, header)
+        with RunWriter(self.path, header) as run:
             watching = asyncio.create_task(self._watch(run))
             try:
-                planned = self._planned(point.trace)
+                planned = self._planned(point.trace, salt)
                 result = await LoadRun(self._client, load, planned, run.request).run()
             finally:
                 watching.cancel()
@@ -201,10 +204,11 @@ class Session:
             "environment": machine.environment(device, name if target.is_own else "server"),
             "load": point.as_json(),
             "workload": _workload_json(options.workload, point.trace),
+            "until_ci": point.until_ci,
             "warmup": options.warmup,
             "slo": options.slo,
             "timeout_s": options.timeout_s,
-            "client": {"ceiling_requests_per_s": options.ceiling},
+            "client": asdict(options.ceiling) if options.ceiling is not None else {},
             "server": {"is_own": target.is_own, "strict": self._client.endpoint.is_strict},
         }
         if found is not None:
@@ -216,12 +220,10 @@ class Session:
                 "depth": found.depth,
                 "hardware": asdict(found.hardware),
             }
-            header["limits"] = limit_rows(
+            header["resources"] = resources(
                 num_blocks=int(gauges.get("num_blocks", found.num_blocks or 0)),
                 block_size=found.block_size,
                 slots=found.slots,
-                n_in=options.workload.in_len.mean,
-                n_out=options.workload.out_len.mean,
             )
         return header
 
@@ -260,61 +262,3 @@ def _workload_json(workload: Workload, trace: Trace | None) -> dict[str, Any]:
         for name in ("in_len", "out_len", "data", "prefix"):
             value[name] = None
     return value
-
-
-# --- what the client can do ----------------------------------------------------------------------
-
-
-def client_ceiling(duration_s: float = 1.0, concurrency: int = 16) -> float:
-    """Requests a second of this client against a server that answers at once, one token each: what
-    it can do at least, since both share this machine."""
-
-    async def run(url: str) -> float:
-        workload = Workload(in_len=Lengths.parse("8"), out_len=Lengths.parse("1"))
-        async with Client(Endpoint(url, "stub"), timeout_s=10) as client:
-            planned = workload.requests(vocab_size=100)
-            load = Load(concurrency=concurrency, duration_s=duration_s)
-            result = await LoadRun(client, load, planned, lambda record: None).run()
-        return len(result.records) / result.wall_s
-
-    with stub_server(0, 0, 0) as url:
-        return asyncio.run(run(url))
-
-
-def own_vocabulary(name: str) -> tuple[int, int]:
-    """(token ids that may be used, longest context) of a model on this machine, without torch."""
-    from nvcli.models.config import ModelConfig
-    from nvcli.models.resolve import resolve_model
-    from nvcli.text import Tokenizer
-
-    folder = resolve_model(name)
-    config = ModelConfig.from_hf(folder)
-    size = config.vocab_size
-    with contextlib.suppress(Exception):  # random weights need no tokenizer
-        size = min(size, Tokenizer.from_folder(folder).size)
-    return size, config.max_model_len
-
-
-def own_target(url: str, name: str, max_len: int | None) -> Target:
-    vocab_size, longest = own_vocabulary(name)
-    found = calibrate.find(model_name(name))
-    served = found.max_model_len if found is not None else None
-    return Target(
-        url,
-        api_key=os.environ.get("NVCLI_API_KEY"),
-        vocab_size=vocab_size,
-        max_len=min(v for v in (max_len, longest, served) if v is not None),
-        calibration=found,
-        is_own=True,
-    )
-
-
-def server_flags(fields: dict[str, Any]) -> list[str]:
-    """The engine's options as `nvcli serve` takes them."""
-    names = {"memory_utilization": "gpu-memory-utilization"}
-    flags = []
-    for name, value in fields.items():
-        if value is not None:
-            flag = f"--{names.get(name, name).replace('_', '-')}"
-            flags += [flag] if value is True else [flag, str(value)]
-    return flags

@@ -49,6 +49,7 @@ class RequestRecord:
     conn_ns: int | None = None  # connecting took so long; None: a connection was there
     server: dict[str, int] = field(default_factory=dict)  # arrive, sched, first, done
     error: str | None = None
+    turn: int = 1  # of its conversation
 
     @property
     def num_tokens(self) -> int:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvcli.bench import metrics
+from nvcli.bench.ceiling import client_ceiling
 from nvcli.bench.children import stub_server
 from nvcli.bench.client import Client, Endpoint
 from nvcli.bench.load_run import Load, LoadRun
-from nvcli.bench.online import client_ceiling
 from nvcli.bench.stub import CYCLE, Timetable
 from nvcli.bench.text import number
 from nvcli.bench.workload import Arrival, Lengths, Workload
@@ -88,7 +88,7 @@ def run_self_test() -> SelfTest:
             checks.append(Check(f"{metric} {name}", expected, found_ms, late))
     tpot = metrics.finite_mean(pools["tpot"])
     checks.append(Check("tpot mean", TABLE.gap, None if tpot is None else tpot * 1e3))
-    return SelfTest(checks, late, client_ceiling())
+    return SelfTest(checks, late, client_ceiling().ceiling_requests_per_s)
 
 
 async def _drive(url: str) -> list[RequestRecord]:

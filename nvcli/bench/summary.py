@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench import little, metrics, stats
+from nvcli.bench import little, metrics, precision, stats
 from nvcli.bench.audit import unsound, warnings
 from nvcli.bench.explain import amdahl_rows, breakdown, limits_json, model_rows
 from nvcli.bench.metrics import METRICS, PERCENTILES, latencies, pool
@@ -20,6 +20,7 @@ from nvcli.bench.server_side import gauge_mean, kv_tokens, server_side
 from nvcli.bench.window import Window, batches, find_window, rates
 
 if TYPE_CHECKING:
+    from nvcli.bench.metrics import Latencies
     from nvcli.bench.record import RequestRecord, Run
 
 NUM_BINS = 60
@@ -145,8 +146,17 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
         else None,
     }
     json["breakdown_ms"] = breakdown([r for r in inside if r.status == OK])
-    json["limits"] = limits_json(run, law.L if law.num_ended else None, law.W)
+    json["limits"] = limits_json(
+        run,
+        [r for r in inside if r.status == OK],
+        law.L if law.num_ended else None,
+        law.W,
+        metrics.finite_mean(pools["tpot"]),
+    )
     json["client"] = _client(run, counts)
+    json["cache"] = _cache(inside)
+    json["turns"] = _turns(inside, values)
+    json["until_ci"] = _until_ci(run, json)
     json["energy"] = _energy(run, found, window)
     json["model_rows"] = model_rows(run, json)
     json["amdahl"] = amdahl_rows(run, json)
@@ -210,6 +220,48 @@ def _distribution(ordered: list[float]) -> dict[str, Any]:
         if result[name] is not None
     }
     return result
+
+
+def _cache(inside: list[RequestRecord]) -> dict[str, Any]:
+    """Prompt tokens that were found in the prefix cache; None where the server does not say."""
+    known = [r for r in inside if r.cached is not None and r.n_in]
+    prompt = sum(r.n_in or 0 for r in known)
+    return {"hit_share": sum(r.cached or 0 for r in known) / prompt if prompt else None}
+
+
+def _turns(
+    inside: list[RequestRecord], values: dict[int, Latencies]
+) -> list[dict[str, Any]] | None:
+    """A row a turn, where conversations have more than one."""
+    if max((r.turn for r in inside), default=1) == 1:
+        return None
+    rows = []
+    for turn in sorted({r.turn for r in inside}):
+        mine = [r for r in inside if r.turn == turn]
+        ttfts = [v for r in mine if (v := values[id(r)].ttft) is not None]
+        rows.append(
+            {
+                "turn": turn,
+                "sent": len(mine),
+                "n_in": metrics.mean([r.n_in or 0 for r in mine]),
+                "ttft_ms": _ms(metrics.finite_mean(ttfts)),
+                **_cache(mine),
+            }
+        )
+    return rows
+
+
+def _until_ci(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
+    """How narrow the intervals became, where a share was asked for."""
+    asked = run.header.get("until_ci")
+    if asked is None:
+        return None
+    found = precision.widths(json)
+    return {
+        "asked": asked,
+        **found,
+        "reached": all(v is not None and v <= asked for v in found.values()),
+    }
 
 
 def _client(run: Run, counts: dict[str, Any]) -> dict[str, Any]:

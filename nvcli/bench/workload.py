@@ -9,6 +9,7 @@ lengths stay.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _FIRST_ID = 0
+WARM = 64  # prompts of a warm run; more may not fit its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,26 @@ class Planned:
     n_out: int
     at_s: float | None = None
     n_in: int | None = None  # known for token ids
+    turn: int = 1
+    later: list[tuple[list[int], int]] = field(default_factory=list)  # (what is added, n_out)
+
+    @property
+    def id(self) -> str:
+        return f"r{self.index}" if self.turn == 1 else f"r{self.index}.{self.turn}"
+
+    def next_turn(self, answer: list[int], max_len: int | None) -> Planned | None:
+        """The conversation goes on: this prompt, its answer, and what is said next. None at its
+        end, or where the context is full."""
+        if not self.later:
+            return None
+        (added, n_out), *later = self.later
+        assert isinstance(self.prompt, list), "conversations are token ids"
+        prompt = [*self.prompt, *answer, *added]
+        if max_len is not None:
+            if len(prompt) >= max_len:
+                return None
+            n_out = min(n_out, max_len - len(prompt))
+        return Planned(self.index, prompt, n_out, n_in=len(prompt), turn=self.turn + 1, later=later)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +141,15 @@ class Workload:
     prefix: str | None = None
     seed: int = 0
     cache: str = "cold"
+    turns: int = 1
 
     def __post_init__(self) -> None:
+        if self.turns < 1:
+            raise UsageError("--turns must be over 0", param="turns")
+        if self.turns > 1 and (self.data != "random" or self.cache == "warm"):
+            raise UsageError(
+                "--turns is for --data random with a cold or kept cache", param="turns"
+            )
         parse_prefix(self.prefix)
         kind = self.data.partition(":")[0]
         if kind not in ("random", "jsonl", "sharegpt"):
@@ -133,7 +162,8 @@ class Workload:
         source = "random" if self.data == "random" else self.data.partition(":")[0]
         prefix = f", prefix {self.prefix}" if self.prefix else ""
         asked = "" if self.data != "random" else f"{self.in_len.text} "
-        return f"{source} {asked}-> {self.out_len.text}{prefix}, {self.cache} cache"
+        turns = f", {self.turns} turns" if self.turns > 1 else ""
+        return f"{source} {asked}-> {self.out_len.text}{prefix}{turns}, {self.cache} cache"
 
     def as_json(self) -> dict[str, Any]:
         value: dict[str, Any] = {
@@ -144,6 +174,8 @@ class Workload:
             "cache": self.cache,
             "seed": self.seed,
         }
+        if self.turns > 1:
+            value["turns"] = self.turns
         content = {**value, "data": self.data if self.data == "random" else _digest(self.data)}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return {**value, "hash": digest[:6], "text": self.text}
@@ -151,26 +183,52 @@ class Workload:
     def requests(
         self, *, vocab_size: int, max_len: int | None = None, salt: int = 0
     ) -> Iterator[Planned]:
-        """Requests without end, in order. Raises `UsageError` for a file that is none."""
+        """Requests without end, in order. Raises `UsageError` for a file that is none.
+
+        Of a warm run prompts repeat: the prefixes, or `WARM` whole ones; `warm_up` sends them once.
+        """
         lengths = np.random.default_rng([self.seed, 1])
-        content = np.random.default_rng([self.seed, 2, salt if self.cache == "cold" else 0])
+        content = np.random.default_rng([self.seed, 2, 0 if self.cache == "keep" else salt])
         prefix_len, groups = parse_prefix(self.prefix)
         prefixes = [_ids(content, vocab_size, prefix_len) for _ in range(groups)]
         stored = None if self.data == "random" else read_prompts(self.data)
-        index = 0
-        while True:
+        repeats = self.cache == "warm" and not prefixes
+        if stored is not None and repeats:
+            stored = stored[:WARM]
+        warm: list[list[int]] = []
+        for index in itertools.count():
             n_in, n_out = self.in_len.draw(lengths), self.out_len.draw(lengths)
             if stored is not None:
                 yield Planned(index, stored[index % len(stored)], n_out)
+                continue
+            if repeats and len(warm) == WARM:
+                prompt = warm[index % WARM]
             else:
                 prompt = _ids(content, vocab_size, n_in)
-                if prefixes:
-                    prompt = prefixes[index % groups] + prompt
-                if max_len is not None:  # an answer of one token at least
-                    prompt = prompt[: max(max_len - 1, 1)]
-                    n_out = max(min(n_out, max_len - len(prompt)), 1)
-                yield Planned(index, prompt, n_out, n_in=len(prompt))
-            index += 1
+                warm += [prompt] if repeats else []
+            if prefixes:
+                prompt = prefixes[index % groups] + prompt
+            later = [
+                (_ids(content, vocab_size, self.in_len.draw(lengths)), self.out_len.draw(lengths))
+                for _ in range(self.turns - 1)
+            ]
+            if max_len is not None:  # an answer of one token at least
+                prompt = prompt[: max(max_len - 1, 1)]
+                n_out = max(min(n_out, max_len - len(prompt)), 1)
+            yield Planned(index, prompt, n_out, n_in=len(prompt), later=later)
+
+    def warm_up(
+        self, *, vocab_size: int, max_len: int | None = None, salt: int = 0
+    ) -> Iterator[Planned]:
+        """What a warm run sends before it is measured, one token each; nothing for others."""
+        if self.cache != "warm":
+            return
+        _, groups = parse_prefix(self.prefix)
+        planned = self.requests(vocab_size=vocab_size, max_len=max_len, salt=salt)
+        stored = 0 if self.data == "random" else len(read_prompts(self.data))
+        for request in itertools.islice(planned, groups or min(stored or WARM, WARM)):
+            request.n_out = 1
+            yield request
 
     def schedule(self, rate: float, arrival: Arrival, duration_s: float) -> Iterator[float]:
         """Moments of an open loop, in seconds from the start."""

@@ -121,6 +121,8 @@ def throughput(
     concurrency: opts.ConcurrencyOpt = None,
     requests: opts.RequestsOpt = None,
     duration: opts.DurationOpt = None,
+    until_ci: opts.UntilOpt = None,
+    repeat: opts.RunsOpt = 1,
     warmup: opts.WarmupOpt = "auto",
     slo: opts.SloOpt = None,
     workload: WorkloadOptions,
@@ -130,25 +132,35 @@ def throughput(
 
     Without --requests or --duration: 512 requests, 64 on the CPU.
     """
-    check_positive(concurrency=concurrency, requests=requests, duration=duration)
+    check_positive(concurrency=concurrency, requests=requests, duration=duration, repeat=repeat)
     chosen = workload.workload()
     screen = settings_of(ctx).screen()
     output.check()
     from nvcli.bench.offline import run_throughput
+    from nvcli.bench.precision import LONGEST_S
 
     with loaded(engine.config(model_argument), screen) as model:
         if requests is None and duration is None:
-            requests = 64 if model.device == "cpu" else 512
-        outcome = run_throughput(
-            model,
-            chosen,
-            concurrency=concurrency or model.llm.max_num_seqs,
-            num_requests=requests,
-            duration_s=duration,
-            warmup=warmup,
-            slo=slo or {},
-            path=None,
-        )
+            if until_ci is None:
+                requests = 64 if model.device == "cpu" else 512
+            else:
+                duration = LONGEST_S
+        outcome = None
+        for _ in range(repeat):
+            outcome = run_throughput(
+                model,
+                chosen,
+                concurrency=concurrency or model.llm.max_num_seqs,
+                num_requests=requests,
+                duration_s=duration,
+                until_ci=until_ci,
+                warmup=warmup,
+                slo=slo or {},
+                path=outcome.path if outcome is not None else None,
+            )
+            if outcome.was_interrupted:
+                break
+    assert outcome is not None, "at least one run"
     return finish(screen, outcome, output)
 
 

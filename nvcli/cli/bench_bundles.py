@@ -50,6 +50,7 @@ class WorkloadOptions:
     data: opts.DataOpt = "random"
     prefix: opts.PrefixOpt = None
     cache: opts.CacheOpt = "cold"
+    turns: opts.TurnsOpt = 1
     seed: opts.BenchSeedOpt = 0
 
     def workload(self) -> Workload:
@@ -65,6 +66,7 @@ class WorkloadOptions:
             prefix=self.prefix,
             seed=self.seed,
             cache=self.cache,
+            turns=self.turns,
         )
         if self.data != "random":
             if self.prefix is not None:

@@ -53,6 +53,7 @@ def serve(
     jitter: opts.JitterOpt = False,
     requests: opts.RequestsOpt = None,
     duration: opts.DurationOpt = None,
+    until_ci: opts.UntilOpt = None,
     repeat: opts.RunsOpt = 1,
     self_test: opts.SelfTestOpt = False,
     workload: WorkloadOptions,
@@ -78,16 +79,20 @@ def serve(
         or workload.out_len
         or workload.data != "random"
         or workload.prefix
+        or workload.turns != 1
+        or workload.cache == "warm"
     ):
         raise UsageError("a --trace has its own times and lengths", param="trace")
     chosen = client_options(client, workload.workload())
     output.check()
     from nvcli.bench.online import Point
+    from nvcli.bench.precision import LONGEST_S
 
     if concurrency is None and rate is None and trace is None:
         concurrency = 8
-    point = Point(concurrency=concurrency, rate=rate, num_requests=requests)
-    point.duration_s = duration or (None if requests or trace else SERVE_S)
+    point = Point(concurrency=concurrency, rate=rate, num_requests=requests, until_ci=until_ci)
+    usual = SERVE_S if until_ci is None else LONGEST_S
+    point.duration_s = duration or (None if requests or trace else usual)
     if trace is not None:
         from nvcli.bench.traces import read_trace
 

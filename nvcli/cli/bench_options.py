@@ -35,9 +35,16 @@ def _parse_slo(text: str) -> dict[str, float]:
 
 
 def _parse_cache(text: str) -> str:
-    if text not in ("cold", "keep"):
+    if text not in ("cold", "warm", "keep"):
         raise ValueError
     return text
+
+
+def _parse_share(text: str) -> float:
+    value = float(str(text).removesuffix("%")) / 100
+    if not 0 < value < 1:
+        raise ValueError
+    return value
 
 
 def _parse_warmup(text: str) -> str | float:
@@ -125,10 +132,32 @@ CacheOpt = Annotated[
     str,
     _option(
         "--cache",
-        parser=_parser(_parse_cache, "cold or keep"),
-        metavar="cold|keep",
+        parser=_parser(_parse_cache, "cold, warm or keep"),
+        metavar="cold|warm|keep",
         group=LOAD,
-        help="cold: other prompts in every run (default); keep: the same, so the cache may help.",
+        help="cold: other prompts in every run (default); warm: prompts repeat and were sent "
+        "before; keep: the same prompts in every run.",
+    ),
+]
+TurnsOpt = Annotated[
+    int,
+    _option(
+        "--turns",
+        parser=_INT,
+        metavar="K",
+        group=LOAD,
+        help="Conversations of K requests, each behind the one before and its answer.",
+    ),
+]
+UntilOpt = Annotated[
+    float | None,
+    _option(
+        "--until-ci",
+        parser=_parser(_parse_share, "a share as 5%"),
+        metavar="X%",
+        group=LOAD,
+        help="End when the 95 % intervals of tok/s and of the median e2e are within X %; "
+        "at most --duration (default 10m). Exit 6 when they are not.",
     ),
 ]
 WarmupOpt = Annotated[

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from nvcli.bench.online import Options, Point, Target
+    from nvcli.bench.online import Options, Point
     from nvcli.bench.summary import Summary
+    from nvcli.bench.target import Target
     from nvcli.bench.workload import Workload
     from nvcli.cli.bench_bundles import ClientOptions, EngineOptions
     from nvcli.repl.screen import Screen
@@ -32,7 +33,13 @@ def target_of(
     url: str | None, name: str | None, engine: EngineOptions, screen: Screen
 ) -> Iterator[Target]:
     """The endpoint that was named, or nvcli's own server while the block runs."""
-    from nvcli.bench.online import ANY_VOCABULARY, Target, own_target, own_vocabulary, server_flags
+    from nvcli.bench.target import (
+        ANY_VOCABULARY,
+        Target,
+        own_target,
+        own_vocabulary,
+        server_flags,
+    )
 
     fields = engine.given()
     if url is not None:
@@ -70,7 +77,8 @@ def measure(
     stops_early: bool = False,
 ) -> tuple[Path, bool]:
     """Run the points into one file; the file, and whether Ctrl-C ended it."""
-    from nvcli.bench.online import Session, client_ceiling
+    from nvcli.bench.ceiling import client_ceiling
+    from nvcli.bench.online import Session
     from nvcli.bench.record import new_id, read_runs, runs_folder
     from nvcli.bench.summary import summarize
     from nvcli.bench.sweep import is_saturated

@@ -8,6 +8,7 @@ after a step that some ranks have run and others not, no later step could be tru
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ class TensorParallelDevice:
         import torch
 
         from nvcli.engine.model_runner import ModelRunner, resolve_device
-        from nvcli.parallel import TPGroup, forbid_multicast, make_store
+        from nvcli.parallel import TPGroup, make_store, prepare_environment
 
         size = config.tensor_parallel_size
         model_config.check_tensor_parallel(size)
@@ -60,7 +61,7 @@ class TensorParallelDevice:
         if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             self._num_threads = torch.get_num_threads()
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
-        forbid_multicast()
+        prepare_environment()
         store = make_store(size)
 
         def orders(rank: int) -> dict[str, Any]:
@@ -175,6 +176,7 @@ class TensorParallelDevice:
 
         self._workers.close()
         self._runner.close()
+        gc.collect()  # captured graphs, which hold the group
         if self._workers.group is not None:
             self._workers.group.abort()
         if self._num_threads is not None:

@@ -45,9 +45,9 @@ def _work(pipe: Connection, orders: dict[str, Any]) -> None:
 
     from nvcli.engine.model_runner import ModelRunner
     from nvcli.engine.plan_record import PlanMirror
-    from nvcli.parallel import TPGroup, find_store, forbid_multicast
+    from nvcli.parallel import TPGroup, find_store, prepare_environment
 
-    forbid_multicast()
+    prepare_environment()
     device = torch.device(orders["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -160,10 +160,10 @@ class Workers:
             self.error = error
             self._changed.notify_all()
         self._kill()
-        if self.group is not None:
-            self.group.abort()
         if self.on_lost is not None:
             self.on_lost(error)
+        if self.group is not None:
+            self.group.abort()
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Workers:
                 process.wait(_END_S)
         self._kill()
         if self._watcher is not threading.current_thread():
-            self._watcher.join()
+            self._watcher.join(_END_S)
         for pipe in self._pipes.values():
             pipe.close()
 

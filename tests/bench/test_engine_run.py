@@ -79,3 +79,37 @@ def test_throughput_of_the_built_in_model(
     assert sum(s.p for s in run.steps) == requests * n_in  # a cold cache: every prompt token
     assert sum(s.b for s in run.steps) == requests * (n_out - 1)
     assert cli("bench", "report", "last").code == result.code
+
+
+@pytest.mark.torch
+def test_conversations_find_their_prompt_in_the_cache_and_runs_repeat(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    flags = ["--device", "cpu", "--requests", "6", "-c", "2", "--in-len", "20", "--out-len", "3"]
+    flags += ["--max-model-len", "96", "--turns", "3", "--repeat", "2", "--json"]
+    result = cli("bench", "throughput", *flags)
+    assert result.code in (0, 6), result.err
+    first, second = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    assert first.id != second.id
+    assert first.header["workload"]["hash"] == second.header["workload"]["hash"]
+    for run in (first, second):
+        assert sorted(r.n_in or 0 for r in run.requests) == [20, 20, 43, 43, 66, 66]
+        by_turn = {r.turn: r.cached for r in run.requests}
+        assert by_turn == {1: 0, 2: 16, 3: 32}  # whole blocks of 16
+    found = json.loads(result.out, parse_constant=pytest.fail)
+    assert found["cache"]["hit_share"] == pytest.approx(96 / 258)
+    assert [len(r["turns"]) for r in found["runs"]] == [3, 3]
+
+
+@pytest.mark.torch
+def test_warm_cache_in_the_process(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    flags = ["--device", "cpu", "--requests", "4", "-c", "2", "--in-len", "3", "--out-len", "2"]
+    flags += ["--max-model-len", "96", "--prefix", "32:2", "--cache", "warm", "--json"]
+    result = cli("bench", "throughput", *flags)
+    assert result.code in (0, 6), result.err
+    (run,) = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    assert [r.cached for r in run.requests] == [32] * 4

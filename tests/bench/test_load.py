@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from nvcli.bench import metrics
+from nvcli.bench import metrics, precision
 from nvcli.bench.children import stub_server
 from nvcli.bench.client import Client, Endpoint, EventReader, new_record, probe, take_event
 from nvcli.bench.load_run import Load, LoadResult, LoadRun
-from nvcli.bench.online import Options, Point, Session, Target, server_flags
+from nvcli.bench.online import Options, Point, Session
 from nvcli.bench.record import RequestRecord, read_runs
 from nvcli.bench.selftest import Check
 from nvcli.bench.summary import summarize
-from nvcli.bench.workload import Arrival, Lengths, Planned, Workload
+from nvcli.bench.target import Target, server_flags
+from nvcli.bench.workload import WARM, Arrival, Lengths, Planned, Workload
 from nvcli.errors import UsageError
 from tests.cli.conftest import Cli
 
@@ -179,6 +180,104 @@ def test_sweep_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert found["fit"]["x1"] > 0
 
 
+def test_conversations_grow_by_prompt_and_answer() -> None:
+    """Two tokens said, three answered (the stub's are all 1), twice more: prompts of 2, 7, 12."""
+    workload = Workload(in_len=Lengths.parse("2"), out_len=Lengths.parse("3"), turns=3)
+    with stub_server(1, 0, 0) as url:
+        result = drive(url, Load(concurrency=1, num_requests=7), workload=workload)
+    assert [r.id for r in result.records] == ["r0", "r0.2", "r0.3", "r1", "r1.2", "r1.3", "r2"]
+    assert [r.n_in for r in result.records] == [2, 7, 12, 2, 7, 12, 2]
+    assert [r.turn for r in result.records] == [1, 2, 3, 1, 2, 3, 1]
+    for before, after in itertools.pairwise(result.records):
+        assert after.s_star_ns == before.end_ns  # also from conversation to conversation
+    with stub_server(1, 0, 0) as url:
+        load = Load(concurrency=1, num_requests=4, max_len=8)
+        result = drive(url, load, workload=workload)
+    assert [r.n_in for r in result.records] == [2, 7, 2, 7]  # the third would not fit
+
+
+def test_conversations_in_an_open_loop_keep_the_rate_of_requests(tmp_path: Path) -> None:
+    workload = Workload(in_len=Lengths.parse("2"), out_len=Lengths.parse("2"), turns=4)
+    point = Point(rate=80, arrival=Arrival.parse("constant"), num_requests=20)
+    assert point.load(workload, 0.0).times == pytest.approx([0.05 * i for i in range(1, 6)])
+    path = tmp_path / "r.jsonl"
+
+    async def run(url: str) -> None:
+        async with Session(Target(url), Options(workload), path, "serve") as session:
+            await session.measure(point)
+
+    with stub_server(1, 0, 0) as url:
+        asyncio.run(run(url))
+    (found,) = read_runs(path)
+    assert len(found.requests) == found.end["planned"] == 20
+    rows = summarize(found).json["turns"]
+    assert [row["turn"] for row in rows] == [1, 2, 3, 4]
+    assert summarize(found).json["little"]["identity_error"] == 0
+
+
+def test_warm_prompts_repeat_and_are_sent_before() -> None:
+    warm = Workload(in_len=Lengths.parse("4:9"), out_len=Lengths.parse("5"), cache="warm")
+    first = list(warm.warm_up(vocab_size=50, salt=3))
+    sent = list(itertools.islice(warm.requests(vocab_size=50, salt=3), 130))
+    assert len(first) == WARM
+    assert all(p.n_out == 1 for p in first)
+    assert [p.prompt for p in sent] == [first[i % WARM].prompt for i in range(130)]
+    assert all(p.n_out == 5 for p in sent)
+    grouped = Workload(
+        in_len=Lengths.parse("4"), out_len=Lengths.parse("5"), prefix="6:3", cache="warm"
+    )
+    first = list(grouped.warm_up(vocab_size=500, salt=3))
+    sent = list(itertools.islice(grouped.requests(vocab_size=500, salt=3), 9))
+    assert [p.prompt[:6] for p in sent] == [first[i % 3].prompt[:6] for i in range(9)]
+    assert len({tuple(p.prompt[6:]) for p in sent}) == 9  # what follows is new
+    assert list(Workload(cache="cold").warm_up(vocab_size=50)) == []
+
+
+def test_until_ci_ends_a_steady_run_and_is_judged(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "FIRST_LOOK_S", 1.0)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    flags = ["-c", "2", "--in-len", "4", "--out-len", "4", "--json"]
+    with stub_server(10, 0, 2) as url:
+        result = cli("bench", "serve", url, *flags, "--until-ci", "40%")
+        found = json.loads(result.out, parse_constant=pytest.fail)
+        assert found["until_ci"]["reached"], found["until_ci"]
+        assert found["window"]["total_s"] < 60
+        result = cli("bench", "serve", url, *flags, "--until-ci", "0.001%", "--duration", "2s")
+    assert result.code == 6
+    found = json.loads(result.out, parse_constant=pytest.fail)
+    assert not found["until_ci"]["reached"]
+    assert "intervals asked for" in " ".join(found["verdict"]["reasons"])
+
+
+def test_half_widths_of_intervals() -> None:
+    """[90, 110] is 100 within 10 %."""
+    json_ = {"throughput": {"output_interval": [90, 110]}, "e2e_ms": {"interval": {"p50": [9, 11]}}}
+    assert precision.widths(json_) == pytest.approx({"out_tok_s": 0.1, "e2e.p50": 0.1})
+    json_ = {"throughput": {"output_interval": None}, "e2e_ms": {"interval": {"p50": [9, None]}}}
+    assert precision.widths(json_) == {"out_tok_s": None, "e2e.p50": None}
+
+
+def test_requests_that_wait_for_a_place_at_ctrl_c_are_samples() -> None:
+    """One place, held for 10 s; three more were due when it ends."""
+
+    async def run(url: str) -> LoadResult:
+        async with Client(Endpoint(url, "stub"), timeout_s=60) as client:
+            planned = SMALL.requests(vocab_size=100)
+            load = Load(times=[0.0, 0.01, 0.02, 0.03, 50.0], cap=1)
+            task = asyncio.create_task(LoadRun(client, load, planned, lambda r: None).run())
+            await asyncio.sleep(0.4)
+            task.cancel()
+            return await task
+
+    with stub_server(10_000, 0, 0) as url:
+        result = asyncio.run(run(url))
+    assert result.was_interrupted
+    assert result.num_planned == len(result.records) == 4
+    assert {r.status for r in result.records} == {"unfinished"}
+
+
 BAD = [
     ["serve", "127.0.0.1:8000"],
     ["serve", "http://x", "--dtype", "float32"],
@@ -191,6 +290,13 @@ BAD = [
     ["serve", "http://x", "--data", "jsonl:/nowhere"],
     ["serve", "http://x", "--cache", "hot"],
     ["serve", "http://x", "--prefix", "0"],
+    ["serve", "http://x", "--turns", "0"],
+    ["serve", "http://x", "--turns", "2", "--cache", "warm"],
+    ["serve", "http://x", "--turns", "2", "--data", "jsonl:/nowhere"],
+    ["serve", "http://x", "--trace", "/nowhere", "--turns", "2"],
+    ["serve", "http://x", "--until-ci", "0%"],
+    ["serve", "http://x", "--until-ci", "narrow"],
+    ["throughput", "--repeat", "0"],
     ["serve", "http://x", "--duration", "soon"],
     ["serve", "--served-model-name", "x"],
     ["serve", "http://x", "--speed", "2"],
