@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +18,7 @@ import orjson
 from nvcli.batch.options import InputFormat
 from nvcli.batch.source import MAX_LINE_BYTES, InputError, open_chunks, split_lines
 from nvcli.errors import UsageError
+from nvcli.protocol import GENERATION_FIELDS
 from nvcli.text.unicode import repair_surrogates
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from nvcli.batch.source import Line
 
+_VALUE_COLUMNS = frozenset(GENERATION_FIELDS) | {"raw"}
 _SUFFIXES = {
     ".jsonl": InputFormat.JSONL,
     ".ndjson": InputFormat.JSONL,
@@ -45,12 +48,14 @@ class Problem:
 
 @dataclass(slots=True)
 class Row:
-    """`identity` stands for the record where it has no id of its own."""
+    """`identity` stands for the record where it has no id of its own. A row of a table that has a
+    prompt is a prompt, whatever its other columns are called."""
 
     line: int
     value: Any = None
     identity: bytes = b""
     problem: Problem | None = None
+    is_prompt: bool = False
 
 
 def detect_format(path: str) -> InputFormat:
@@ -221,14 +226,36 @@ def _table_row(line: int, columns: list[str], cells: list[str], column: str) -> 
     except UnicodeEncodeError:
         message = "the row is not UTF-8"
         return Row(line, identity=identity, problem=Problem("invalid_utf8", message))
-    value["prompt"] = value[column]
-    return Row(line, value, identity)
+    value.update({k: _cell(value[k]) for k in _VALUE_COLUMNS.intersection(value) - {column}})
+    if value.get("system") == "":
+        del value["system"]
+    value["prompt"] = cells[columns.index(column)]
+    return Row(line, value, identity, is_prompt=True)
+
+
+def _cell(text: str) -> Any:
+    """A sampling value in a table of texts: a number, true, a list; nothing where it is empty."""
+    if not text.strip():
+        return None
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _as_text(value: object) -> str:
+    """Dates, decimals and bytes of a table: a record is JSON."""
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):  # texts without their annotation
+            return value.decode("utf-8")
+    return str(value)
 
 
 def _parquet_rows(path: str, prompt_field: str | None) -> Iterator[Row]:
     from importlib import import_module
 
     try:
+        pyarrow: Any = import_module("pyarrow")
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
         raise UsageError(
@@ -240,11 +267,17 @@ def _parquet_rows(path: str, prompt_field: str | None) -> Iterator[Row]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            column = find_prompt_column(list(file.schema_arrow.names), prompt_field)
+            columns = list(file.schema_arrow.names)
+            has_prompt = prompt_field is not None or "messages" not in columns
+            column = find_prompt_column(columns, prompt_field) if has_prompt else ""
             for batch in file.iter_batches(batch_size=1024):
-                for value in batch.to_pylist():
+                for raw in batch.to_pylist():
                     number += 1
-                    identity = json.dumps(value, default=str, sort_keys=True).encode()
-                    yield Row(number, {**value, "prompt": value[column]}, identity)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {str(error).partition(chr(10))[0]}") from error
+                    identity = json.dumps(raw, default=_as_text, sort_keys=True).encode()
+                    value = json.loads(identity)
+                    if has_prompt:
+                        value["prompt"] = value[column]
+                    yield Row(number, value, identity, is_prompt=has_prompt)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"cannot read {path}: {reason}") from error

@@ -24,6 +24,10 @@ MAX_LINE_BYTES = 64 * 1024 * 1024  # a longer line costs one error record, not o
 BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+# Frames that a zstd file may begin or end with and that hold no data (pzstd writes them).
+_ZSTD_SKIPPABLE = tuple(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16))
+_ZSTD_MAGICS = (_ZSTD, *_ZSTD_SKIPPABLE)
+_ZSTD_SLICE = 512  # fed at once: at most a hundred blocks of 128 KiB each
 
 
 class InputError(NvcliError):
@@ -81,15 +85,16 @@ def _unpack(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
     head = b""
     for chunk in chunks:
         head += chunk
-        if not any(magic.startswith(head) and head != magic for magic in (_GZIP, _ZSTD)):
+        magics = (_GZIP, *_ZSTD_MAGICS)
+        if not any(magic.startswith(head) and head != magic for magic in magics):
             break  # enough to tell
     if not head:
         return
     rest = _chain(head, chunks)
     if head.startswith(_GZIP):
-        yield from _decompress(rest, _new_gzip, _GZIP, f"{name} (gzip)")
-    elif head.startswith(_ZSTD):
-        yield from _decompress(rest, _zstd_factory(name), _ZSTD, f"{name} (zstd)")
+        yield from _decompress(rest, _new_gzip, (_GZIP,), f"{name} (gzip)")
+    elif head.startswith(_ZSTD_MAGICS):
+        yield from _decompress(rest, _zstd_factory(name), _ZSTD_MAGICS, f"{name} (zstd)")
     else:
         yield from rest
 
@@ -125,13 +130,39 @@ def _new_gzip() -> _Decompressor:
     return _Gzip()
 
 
+class _Zstd:
+    """Either library's decompressor, fed so little at once that its output is bounded too: four
+    bytes may unpack to 128 KiB, and not both libraries can be told where to stop."""
+
+    def __init__(self, inner: _Decompressor) -> None:
+        self._inner = inner
+        self.pending = b""
+
+    @property
+    def eof(self) -> bool:
+        return self._inner.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._inner.unused_data + self.pending
+
+    def decompress(self, data: bytes, /) -> bytes:
+        pieces: list[bytes] = []
+        size = place = 0
+        while place < len(data) and size < MAX_PIECE_BYTES and not self._inner.eof:
+            pieces.append(self._inner.decompress(data[place : place + _ZSTD_SLICE]))
+            size += len(pieces[-1])
+            place += _ZSTD_SLICE
+        self.pending = data[place:]
+        return b"".join(pieces)
+
+
 def _zstd_factory(name: str) -> Callable[[], _Decompressor]:
     from importlib import import_module
 
     try:
         module: Any = import_module("compression.zstd")  # Python 3.14
-        new: Callable[[], _Decompressor] = module.ZstdDecompressor
-        return new
+        return lambda: _Zstd(module.ZstdDecompressor())
     except ImportError:
         pass
     try:
@@ -141,11 +172,14 @@ def _zstd_factory(name: str) -> Callable[[], _Decompressor]:
             f"{name} is packed with zstd, which needs the Python package zstandard",
             hint="Run 'pip install zstandard', or unpack it: zstd -dc FILE | nvcli batch -",
         ) from None
-    return lambda: module.ZstdDecompressor().decompressobj()
+    return lambda: _Zstd(module.ZstdDecompressor().decompressobj())
 
 
 def _decompress(
-    chunks: Iterator[bytes], new: Callable[[], _Decompressor], magic: bytes, name: str
+    chunks: Iterator[bytes],
+    new: Callable[[], _Decompressor],
+    magics: tuple[bytes, ...],
+    name: str,
 ) -> Iterator[bytes]:
     """All members or frames, one after the other; zeros behind the last are padding."""
     unpacker: _Decompressor | None = None
@@ -155,12 +189,12 @@ def _decompress(
         has_more = False  # the last piece was as long as allowed: more may be held back
         while data or has_more:
             if unpacker is None:
-                if magic.startswith(data[: len(magic)]) and len(data) < len(magic):
+                if any(magic.startswith(data) and data != magic for magic in magics):
                     break  # the next member begins at the edge of a chunk
                 if not data.strip(b"\0"):
                     data = b""
                     break
-                if not data.startswith(magic):
+                if not data.startswith(magics):
                     raise InputError(f"cannot read {name}: something else follows the packed data")
                 unpacker = new()
             try:

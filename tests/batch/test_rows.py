@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from nvcli.batch.options import InputFormat
 from nvcli.batch.records import identify
 from nvcli.batch.rows import Row, detect_format, read_rows
+from nvcli.batch.source import InputError
 from nvcli.errors import UsageError
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -99,6 +103,7 @@ def test_csv_with_quotes_line_ends_and_bad_rows(tmp_path: Path) -> None:
     found = rows(tmp_path, data, "in.csv", prompt_field="text")
     assert [row.line for row in found] == [2, 4, 5, 6, 7]
     assert found[0].value == {"id": "a", "text": 'two\nlines, "q"', "prompt": 'two\nlines, "q"'}
+    assert found[0].is_prompt
     assert [row.problem and row.problem.code for row in found] == [
         None,
         "invalid_csv",
@@ -130,6 +135,38 @@ def test_csv_written_by_python_comes_back(
     assert found == [(seen(a), seen(b)) for a, b in values]
 
 
+def test_csv_cells_of_sampling_fields_are_values(tmp_path: Path) -> None:
+    data = b"""prompt,temperature,stop,n,raw,url,body,messages,system
+a,0.5,END,2,true,http://x,some text,x,
+b,,,,,,,,be brief
+"""
+    first, second = rows(tmp_path, data, "in.csv")
+    assert first.value["temperature"] == 0.5
+    assert (first.value["stop"], first.value["n"], first.value["raw"]) == ("END", 2, True)
+    assert "system" not in first.value
+    assert second.value["temperature"] is None
+    assert second.value["system"] == "be brief"
+    assert [identify(row).kind for row in (first, second)] == ["prompt", "prompt"]
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        ({"prompt": "x", "url": "http://x", "body": "text"}, "prompt"),
+        ({"messages": [], "url": "http://x"}, "messages"),
+        ({"url": "/v1/completions", "body": {"prompt": "x"}, "prompt": "y"}, "openai"),
+        ({"url": "/v1/completions"}, "openai"),
+        ({"body": {}}, "openai"),
+        ({"text": "x"}, None),
+    ],
+)
+def test_kinds_where_data_has_keys_of_its_own(
+    tmp_path: Path, record: dict[str, object], kind: str | None
+) -> None:
+    (row,) = rows(tmp_path, json.dumps(record).encode())
+    assert identify(row).kind == kind
+
+
 def test_csv_column(tmp_path: Path) -> None:
     assert rows(tmp_path, b"q\nhello\n", "in.csv")[0].value["prompt"] == "hello"
     assert rows(tmp_path, b"x\tprompt\n1\thello\n", "in.tsv")[0].value["prompt"] == "hello"
@@ -146,16 +183,72 @@ def test_packed_formats_go_by_the_inner_name(tmp_path: Path) -> None:
     assert detect_format("-") is InputFormat.JSONL
 
 
-def test_parquet_reads_or_names_its_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_names_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "in.parquet"
     path.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match="pyarrow"):
         list(read_rows(str(path)))
-    monkeypatch.undo()
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"id": [1, 2], "prompt": ["a", "b"]}), path)
-    assert [row.value["prompt"] for row in read_rows(str(path))] == ["a", "b"]
+
+
+class TestParquet:
+    @pytest.fixture
+    def write(self, tmp_path: Path) -> Callable[..., str]:
+        pyarrow = pytest.importorskip("pyarrow")
+        parquet = pytest.importorskip("pyarrow.parquet")
+
+        def write(columns: dict[str, object], **options: object) -> str:
+            path = tmp_path / "in.parquet"
+            parquet.write_table(pyarrow.table(columns), path, **options)
+            return str(path)
+
+        return write
+
+    def test_many_row_groups_and_packings(self, write: Callable[..., str]) -> None:
+        path = write({"prompt": [f"p{i}" for i in range(3000)]}, row_group_size=70)
+        assert [row.value["prompt"] for row in read_rows(path)] == [f"p{i}" for i in range(3000)]
+        for packing in ("none", "zstd", "gzip"):
+            path = write({"id": [1, 2], "prompt": ["a", "b\u2028"]}, compression=packing)
+            found = list(read_rows(path))
+            assert [row.value for row in found] == [
+                {"id": 1, "prompt": "a"},
+                {"id": 2, "prompt": "b\u2028"},
+            ]
+            assert [row.line for row in found] == [1, 2]
+
+    def test_every_value_is_json(self, write: Callable[..., str]) -> None:
+        path = write(
+            {
+                "text": [b"as bytes", None],
+                "when": [datetime(2020, 1, 2), None],
+                "price": [Decimal("1.50"), None],
+                "raw_bytes": [b"\xff", None],
+                "list": [[{"a": b"x"}], []],
+                "temperature": [0.5, None],
+            }
+        )
+        first, second = read_rows(path, prompt_field="text")
+        assert first.value == {
+            "text": "as bytes",
+            "prompt": "as bytes",
+            "when": "2020-01-02 00:00:00",
+            "price": "1.50",
+            "raw_bytes": "b'\\xff'",
+            "list": [{"a": "x"}],
+            "temperature": 0.5,
+        }
+        assert second.value["prompt"] is None
+        json.dumps([first.value, second.value])
+
+    def test_conversations(self, write: Callable[..., str]) -> None:
+        (row,) = read_rows(write({"messages": [[{"role": "user", "content": "hi"}]]}))
+        assert identify(row).kind == "messages"
+
+    @pytest.mark.parametrize("data", [b"", b"hello\n", b"PAR1" + b"x" * 50 + b"PAR1", None])
+    def test_damaged(self, write: Callable[..., str], data: bytes | None) -> None:
+        path = Path(write({"prompt": ["a"] * 50}))
+        path.write_bytes(path.read_bytes()[:-20] if data is None else data)
+        with pytest.raises(InputError, match=r"cannot read .*in.parquet: \S"):
+            list(read_rows(str(path)))
+        with pytest.raises(UsageError, match="pipe"):
+            list(read_rows("-", InputFormat.PARQUET))

@@ -6,6 +6,8 @@ import gzip
 import itertools
 import os
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,18 +119,60 @@ def test_something_behind_a_gzip_member(tmp_path: Path) -> None:
         read(path)
 
 
-def test_zstd_needs_its_package_or_reads(tmp_path: Path) -> None:
+def test_zstd_names_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "in.zst"
-    try:
-        import zstandard
-    except ImportError:
-        path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(10))
-        with pytest.raises(UsageError, match="zstandard"):
+    path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(10))
+    for module in ("zstandard", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UsageError, match="zstandard"):
+        read(path)
+
+
+class TestZstd:
+    @pytest.fixture
+    def pack(self) -> Callable[[bytes], bytes]:
+        zstandard = pytest.importorskip("zstandard")
+        packed: Callable[[bytes], bytes] = zstandard.ZstdCompressor(write_checksum=True).compress
+        return packed
+
+    SKIPPABLE = b"\x53\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
+
+    def test_frames_at_every_chunk_edge(
+        self, tmp_path: Path, pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / "named.anything"
+        one, two = pack(b"one\n"), pack(b"two\n" * 3000)
+        for parts in (one + two, self.SKIPPABLE + one + two + self.SKIPPABLE, one + two + bytes(5)):
+            path.write_bytes(parts)
+            for size in (*range(1, 20), 1 << 18):
+                monkeypatch.setattr("nvcli.batch.source.CHUNK_BYTES", size)
+                assert read(path) == b"one\n" + b"two\n" * 3000
+
+    @pytest.mark.parametrize("cut", [4, 20, -1, -9])
+    def test_truncated(self, tmp_path: Path, pack: Callable[[bytes], bytes], cut: int) -> None:
+        path = tmp_path / "in.zst"
+        path.write_bytes(pack(os.urandom(3000))[:cut])
+        with pytest.raises(InputError, match="ends in the middle"):
             read(path)
-        return
-    pack = zstandard.ZstdCompressor().compress
-    path.write_bytes(pack(b"one\n") + pack(b"two\n"))
-    assert read(path) == b"one\ntwo\n"
+
+    def test_damaged(self, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+        path = tmp_path / "in.zst"
+        path.write_bytes(pack(b"one\n") + b"plain")
+        with pytest.raises(InputError, match="something else follows"):
+            read(path)
+        data = bytearray(pack(os.urandom(3000)))
+        data[1500] ^= 0xFF
+        path.write_bytes(data)
+        with pytest.raises(InputError, match="cannot read"):
+            read(path)
+
+    def test_a_bomb_comes_in_pieces(self, tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+        path = tmp_path / "in.zst"
+        path.write_bytes(pack(bytes(1 << 27)))
+        with open_chunks(str(path)) as chunks:
+            sizes = [len(chunk) for chunk in chunks]
+        assert sum(sizes) == 1 << 27
+        assert max(sizes) <= 1 << 25
 
 
 def test_unreadable_inputs(tmp_path: Path) -> None:
