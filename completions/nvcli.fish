@@ -111,6 +111,8 @@ complete -c nvcli -n '__nvcli_at '\''batch'\''' -l stop -x -d 'End the answer be
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l seed -x -d 'Same seed, same answer.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l think -l no-think -d 'Let the model think before it answers; default: yes, where it can.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l think-budget -x -d 'Close the thinking after N tokens and go on with the answer.'
+complete -c nvcli -n '__nvcli_at '\''batch'\''' -l schema -r -F -d 'The answer is JSON of this schema.'
+complete -c nvcli -n '__nvcli_at '\''batch'\''' -l format -x -a 'text json' -d 'json: the answer is a JSON object.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l input-format -x -a 'auto jsonl text csv parquet' -d 'auto goes by the name, .gz and .zst too.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l prompt-field -l column -x -d 'Where the prompt is: key of a JSON record or column of a table; default: prompt.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -s s -l system -x -d 'System prompt.'

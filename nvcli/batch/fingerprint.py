@@ -54,6 +54,7 @@ def fingerprint(options: BatchOptions, config: EngineConfig, folder: Path) -> di
         "kv_cache_dtype": config.kv_cache_dtype,
         "max_model_len": config.max_model_len,
         "sampling": {k: _plain(v) for k, v in sorted(options.sampling.items())},
+        "response_format": options.response_format,
         "think": options.think,
         "system": options.system,
         "raw": options.is_raw,

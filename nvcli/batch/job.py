@@ -12,7 +12,7 @@ import json
 import os
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nvcli.batch import existing as existing_output
@@ -25,6 +25,9 @@ from nvcli.batch.run import BatchRun
 from nvcli.batch.signals import answer_status
 from nvcli.batch.sink import LineSink, OutputError, OutputLock
 from nvcli.errors import ClosedPipeError, NvcliError, TokenizerError, UsageError
+from nvcli.protocol import Fields
+from nvcli.protocol.structured import grammar_spec, read_structure
+from nvcli.protocol.tools import Tools
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +169,7 @@ def run_job(
         seed = _seed(options, target.meta)
         engine = load()
         stack.callback(engine.close)
+        _check_response_format(options, engine)
         sink = target.open(seed, description)
         _run(options, engine, sink, target, counts, progress, seed)
         target.close()
@@ -224,6 +228,17 @@ def _say_what_is_safe(error: NvcliError, options: BatchOptions, counts: Counts) 
         return
     flag = "--resume in place of --force" if options.force else "--resume"
     error.hint = f"Run it again with {flag} to go on."
+
+
+def _check_response_format(options: BatchOptions, engine: BatchEngine) -> None:
+    """Raises `UsageError` for a schema of the run's that cannot be enforced; one of a record's own
+    costs that record only."""
+    if options.response_format is None:
+        return
+    structure = read_structure(Fields({"response_format": options.response_format}))
+    spec = grammar_spec(structure, Tools(), tokenizer_of(engine))
+    if spec is not None:
+        engine.compile_grammar(replace(spec, param="--schema"))
 
 
 def tokenizer_of(engine: BatchEngine) -> Tokenizer | None:

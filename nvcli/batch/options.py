@@ -95,6 +95,7 @@ class BatchOptions:
     include_thinking: bool = False
     echo: tuple[str, ...] = ()
     sampling: dict[str, Any] = field(default_factory=dict)
+    response_format: dict[str, Any] | None = None  # of records that ask for no shape themselves
     think: bool | None = None
     system: str | None = None
     is_raw: bool = False

@@ -24,6 +24,12 @@ from nvcli.batch.endpoints import (
 )
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.rows import Problem
+from nvcli.batch.run_defaults import (
+    with_format,
+    with_instructions,
+    with_system,
+    with_text_format,
+)
 from nvcli.errors import InvalidParameterError, NvcliError
 from nvcli.protocol import (
     DEFAULT_MAX_TOKENS,
@@ -111,7 +117,7 @@ def identify(row: Row, prompt_field: str | None = None) -> Identity:
     value = row.value
     if not isinstance(value, dict):
         return Identity(None, None, Problem("invalid_record", "the record is no JSON object"))
-    kind = _kind_of(value, prompt_field)
+    kind = Kind.PROMPT if row.is_prompt else _kind_of(value, prompt_field)
     name = "custom_id" if kind is Kind.OPENAI or "id" not in value else "id"
     given_id, problem = _given_id(value.get(name), name)
     if problem is None and kind is None:
@@ -122,13 +128,14 @@ def identify(row: Row, prompt_field: str | None = None) -> Identity:
 
 
 def _kind_of(value: Mapping[str, Any], prompt_field: str | None) -> Kind | None:
-    if "body" in value or "url" in value:
+    """`url` and `body` are also names that people's data has."""
+    if "url" in value and isinstance(value.get("body"), dict):
         return Kind.OPENAI
     if "messages" in value:
         return Kind.MESSAGES
     if "prompt" in value or (prompt_field is not None and prompt_field in value):
         return Kind.PROMPT
-    return None
+    return Kind.OPENAI if "url" in value or "body" in value else None
 
 
 def _given_id(value: object, name: str) -> tuple[str | None, Problem | None]:
@@ -201,15 +208,15 @@ def _request(value: dict[str, Any], kind: Kind, options: BatchOptions) -> _Asked
                 raise InvalidParameterError("embeddings cannot be written as text", param="url")
             return _Asked(read_embedding(body), {})
         if url == RESPONSES_URL:
-            responses = read_responses(_with_instructions(body, options))
+            responses = read_responses(with_instructions(with_text_format(body, options), options))
             request = responses.chat
         elif url == CHAT_URL:
-            request = parse_chat(_with_system(body, options))
+            request = parse_chat(with_system(with_format(body, options), options))
         else:
-            request = parse_completion(body)
+            request = parse_completion(with_format(body, options))
     elif kind is Kind.MESSAGES:
-        body = {k: v for k, v in value.items() if k in _SIMPLE_FIELDS}
-        request = parse_chat(_with_system({**body, "messages": value["messages"]}, options))
+        body = with_format({k: v for k, v in value.items() if k in _SIMPLE_FIELDS}, options)
+        request = parse_chat(with_system({**body, "messages": value["messages"]}, options))
     else:
         request = _prompt_request(value, options)
     sampling = {**options.sampling, **request.sampling}
@@ -236,7 +243,7 @@ def _prompt_request(
     is_raw = value.get("raw", options.is_raw)
     if not isinstance(is_raw, bool):
         raise InvalidParameterError("raw must be true or false", param="raw")
-    body = {k: v for k, v in value.items() if k in _SIMPLE_FIELDS}
+    body = with_format({k: v for k, v in value.items() if k in _SIMPLE_FIELDS}, options)
     is_ids = isinstance(prompt, list) and not isinstance((prompt or [0])[0], str | list)
     if is_ids or (is_raw and isinstance(prompt, str)):
         return parse_completion({**body, "prompt": prompt})
@@ -248,24 +255,4 @@ def _prompt_request(
         if not isinstance(system, str):
             raise InvalidParameterError("system must be text", param="system")
         messages.insert(0, {"role": "system", "content": system})
-    return parse_chat(_with_system({**body, "messages": messages}, options))
-
-
-def _with_system(body: Any, options: BatchOptions) -> Any:
-    """The run's system prompt before a conversation that has none."""
-    if options.system is None or not isinstance(body, dict):
-        return body
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        return body
-    for message in messages:
-        if isinstance(message, dict) and message.get("role") in ("system", "developer"):
-            return body
-    return {**body, "messages": [{"role": "system", "content": options.system}, *messages]}
-
-
-def _with_instructions(body: Any, options: BatchOptions) -> Any:
-    """The run's system prompt where a request for a response brings none."""
-    if options.system is None or not isinstance(body, dict) or body.get("instructions") is not None:
-        return body
-    return {**body, "instructions": options.system}
+    return parse_chat(with_system({**body, "messages": messages}, options))

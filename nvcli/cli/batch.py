@@ -18,7 +18,7 @@ from nvcli.batch.options import (
     Shard,
     parse_shard,
 )
-from nvcli.cli import options  # noqa: TC001 - Typer reads the annotations of `batch`
+from nvcli.cli import options
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.console import print_text
@@ -213,6 +213,8 @@ def batch(
     seed: options.SeedOpt = None,
     think: options.ThinkOpt = None,
     think_budget: options.ThinkBudgetOpt = None,
+    schema: options.SchemaOpt = None,
+    format: options.FormatOpt = options.AnswerFormat.TEXT,
     input_format: InputFormatOpt = InputFormat.AUTO,
     prompt_field: PromptFieldOpt = None,
     system: options.SystemOpt = None,
@@ -292,6 +294,7 @@ def batch(
         include_thinking=include_thinking,
         echo=tuple(name.strip() for name in echo.split(",") if name.strip()) if echo else (),
         sampling=sampling,
+        response_format=_response_format(schema, format, screen),
         think=think,
         system=text_or_file(system, screen.warn) if system is not None else None,
         is_raw=raw,
@@ -312,6 +315,19 @@ def batch(
         load=_loader(config, screen),
         progress=Progress(progress, sys.stderr, is_quiet=settings.quiet),
     )
+
+
+def _response_format(
+    schema: str | None, format: options.AnswerFormat, screen: Screen
+) -> dict[str, Any] | None:
+    if schema is None:
+        return {"type": "json_object"} if format is options.AnswerFormat.JSON else None
+    if format is options.AnswerFormat.JSON:
+        raise UsageError("--schema and --format json contradict each other", hint="Leave one out.")
+    from nvcli.repl.command_view import read_schema
+
+    found = {"name": "answer", "schema": read_schema(schema, screen.warn)}
+    return {"type": "json_schema", "json_schema": found}
 
 
 def _loader(config: EngineConfig, screen: Screen) -> Callable[[], BatchEngine]:

@@ -7,6 +7,7 @@ reasoning, `CALL` a tool call.
 
 from __future__ import annotations
 
+import struct
 import time
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -15,6 +16,7 @@ from typing import Any
 
 from nvcli.config import EngineConfig
 from nvcli.engine.engine_thread import EngineThread
+from nvcli.engine.grammar import GrammarError
 from nvcli.errors import ContextLengthError, InvalidParameterError, RequestError
 from nvcli.types import (
     FinishReason,
@@ -33,6 +35,10 @@ class ByteTokenizer:
     """One token a byte; a conversation is its turns with their roles."""
 
     size = VOCABULARY
+
+    def id_of(self, token: str) -> int | None:
+        return None
+
     supports_thinking = True
     tool_call_id = end_tool_call_id = None  # tool calls are scripted
 
@@ -125,6 +131,10 @@ class FakeEngine:
         if b"FAIL" in prompt and reason is FinishReason.STOP:
             reason = FinishReason.ERROR
             extra = {"error": "a step failed", "error_code": "engine_error"}
+        if request.pools is not None:
+            reason, running.tokens = FinishReason.LENGTH, []
+            state = blake2b(prompt, digest_size=64).digest()
+            extra["pooled"] = struct.pack("<64f", *state)
         if b"THINK" in prompt and request.is_chat:
             extra["reasoning"] = "let me see"
         if b"CALL" in prompt and request.parse_tools:
@@ -182,7 +192,10 @@ class FakeLLM:
         self.is_demo = False
         self.supports_thinking = True
         self.is_closed = False
+        self.grammars: list[str] = []
         self._thread = EngineThread(self.engine)  # type: ignore[arg-type]
+
+    hidden_size = 64
 
     @property
     def max_model_len(self) -> int:
@@ -193,7 +206,10 @@ class FakeLLM:
         return SamplingParams(**{**values, **overrides})
 
     def compile_grammar(self, spec: Any) -> Any:
-        return None  # the answers are scripted
+        self.grammars.append(spec.source)  # the answers are scripted
+        if "no such type" in spec.source:
+            raise GrammarError(f"{spec.param}: no such type", param=spec.param)
+        return None
 
     def submit(self, request: Any, sink: Any) -> None:
         self._thread.submit(request, sink)

@@ -255,6 +255,49 @@ def test_system_prompt_goes_where_there_is_none(tmp_path: Path) -> None:
     assert sizes == [with_run, own, own, with_run, 1]
 
 
+SHAPE = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": "of the run"}}}
+
+
+def test_the_run_shapes_answers_of_records_that_ask_for_no_shape(tmp_path: Path) -> None:
+    own = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"title": "its own"}}}
+    records = [
+        {"prompt": "a"},
+        {"prompt": "a", "response_format": None},
+        {"prompt": "a", "raw": True},
+        {"prompt": [1, 2]},
+        user("a"),
+        {"custom_id": "c", **CHAT, "body": user("a")},
+        {"custom_id": "t", "url": "/v1/completions", "body": {"prompt": "a"}},
+        {"prompt": "a", "response_format": own},
+        {"prompt": "a", "guided_choice": ["x"]},
+        {"prompt": "a", "response_format": {"type": "text"}},
+        {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "a"}},
+        {"custom_id": "d", **CHAT, "body": {**user("a"), "response_format": own}},
+        {"custom_id": "r", "url": "/v1/responses", "body": {"input": "a"}},
+        {
+            "custom_id": "s",
+            "url": "/v1/responses",
+            "body": {"input": "a", "text": {"format": {"type": "text"}, "verbosity": "low"}},
+        },
+    ]
+    lines, ran = run(tmp_path, records, response_format=SHAPE)
+    assert [line["error"] for line in lines] == [None] * 14
+    grammars = ran.engine.grammars
+    assert sum("of the run" in source for source in grammars) == 9  # one is to see if it compiles
+    assert sum("its own" in source for source in grammars) == 2
+    assert len(grammars) == 12
+
+
+def test_a_schema_that_does_not_compile_costs_its_record_or_ends_the_run(tmp_path: Path) -> None:
+    bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "no such type"}}}
+    lines, _ = run(tmp_path, [{"prompt": "a", "response_format": bad}, {"prompt": "b"}])
+    assert [line["error"] and line["error"]["code"] for line in lines] == ["invalid_grammar", None]
+    out = tmp_path / "other.jsonl"
+    with pytest.raises(UsageError, match="--schema: no such type"):
+        run_here(tmp_path / "in.jsonl", out, response_format=bad)
+    assert not out.exists()
+
+
 def test_prompt_field(tmp_path: Path) -> None:
     records = [{"question": "abc", "id": "1"}, {"prompt": "abc"}]
     lines, _ = run(tmp_path, records, prompt_field="question", echo=("question", "x"))
