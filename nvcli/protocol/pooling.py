@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nvcli.errors import ContextLengthError
+from nvcli.errors import ContextLengthError, InvalidParameterError
 from nvcli.protocol.chat import parse_chat
 from nvcli.protocol.fields import Fields, UnsupportedFieldError, are_integers
 from nvcli.protocol.prepare import prepare_chat
@@ -96,6 +96,16 @@ def parse_embedding(
         truncate_to=fields.integer("truncate_prompt_tokens", -1),
         ignored_fields=fields.unknown(is_strict=is_strict),
     )
+
+
+def check_ids(request: EmbeddingRequest, vocab_size: int) -> None:
+    """Raises `InvalidParameterError` for a token id that the model does not know."""
+    for i, item in enumerate(request.inputs):
+        if isinstance(item, tuple) and not all(0 <= token_id < vocab_size for token_id in item):
+            place = f"input[{i}]" if len(request.inputs) > 1 else "input"
+            raise InvalidParameterError(
+                f"{place} holds a token id outside of 0 to {vocab_size - 1}", param=place
+            )
 
 
 def check_dimensions(request: EmbeddingRequest, hidden_size: int) -> None:

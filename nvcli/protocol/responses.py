@@ -142,8 +142,10 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         "tools": tool_echo,
         "top_logprobs": top or 0,
         "truncation": truncation,
-        "user": fields.text("user"),
     }
+    user = fields.text("user")
+    if user is not None:
+        echo["user"] = user
     chat = ChatRequest(
         messages=(),
         model=model,

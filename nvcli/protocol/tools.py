@@ -61,17 +61,23 @@ def _definitions(fields: Fields) -> tuple[dict[str, Any], ...]:
     if tools is None:
         if functions is None:
             return ()
-        tools = [{"type": "function", "function": function} for function in functions]
+        tools = functions
     name = "tools" if functions is None else "functions"
     if not 1 <= len(tools) <= MAX_TOOLS:
         fields.fail(name, f"must hold from 1 to {MAX_TOOLS} tools, got {len(tools)}")
-    definitions = tuple(_definition(fields, tool, f"{name}[{i}]") for i, tool in enumerate(tools))
+    read = _definition if functions is None else _bare_definition
+    definitions = tuple(
+        read(Fields(tool, fields.name(f"{name}[{i}]"))) for i, tool in enumerate(tools)
+    )
     check_names(fields, name, [d["function"]["name"] for d in definitions])
     return definitions
 
 
-def _definition(fields: Fields, tool: Any, place: str) -> dict[str, Any]:
-    given = Fields(tool, fields.name(place))
+def _bare_definition(function: Fields) -> dict[str, Any]:
+    return {"type": "function", "function": read_function(function)}
+
+
+def _definition(given: Fields) -> dict[str, Any]:
     kind = given.text("type") or "function"
     if kind != "function":
         given.refuse("type", f"tools of type {kind[:40]} are not supported; use function")

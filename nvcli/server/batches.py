@@ -110,16 +110,16 @@ class BatchManager:
             self._batches[batch["id"]] = batch
             self._save(batch)
         self._queue.put(batch["id"])
-        return dict(batch)
+        return _shown(batch)
 
     def get(self, batch_id: str) -> Batch | None:
         with self._lock:
             batch = self._batches.get(batch_id)
-            return None if batch is None else dict(batch)
+            return None if batch is None else _shown(batch)
 
     def all(self) -> list[Batch]:
         with self._lock:
-            return [dict(batch) for batch in self._batches.values()]
+            return [_shown(batch) for batch in self._batches.values()]
 
     def cancel(self, batch_id: str) -> Batch:
         """Ends it when it is still open; does nothing otherwise."""
@@ -129,7 +129,7 @@ class BatchManager:
                 self._move(batch, "cancelling")
                 if self._running is not None and self._running[0] == batch_id:
                     self._running[1].stop()
-            return dict(batch)
+            return _shown(batch)
 
     # --- the work ---------------------------------------------------------------------------------
 
@@ -240,6 +240,11 @@ class BatchManager:
 
     def _save(self, batch: Batch) -> None:
         write_json(self.folder / f"{batch['id']}.json", batch)
+
+
+def _shown(batch: Batch) -> Batch:
+    """As OpenAI's description has it: what is not there yet is left out, never null."""
+    return {key: value for key, value in batch.items() if value is not None}
 
 
 class _Progress:

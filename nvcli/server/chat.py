@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from nvcli.server.state import ServerState
 
 MAX_PAGE = 100
+_NO_PARTS = {"name": None, "content": None, "content_parts": None, "refusal": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def _remember(state: ServerState, job: ChatJob, answer: dict[str, Any]) -> None:
     stored = {**answer, "request_id": job.response_id, "tool_choice": job.body.get("tool_choice")}
     stored["tools"] = job.body.get("tools")
     messages = [
-        {"id": f"{job.response_id}-{i}", "name": None, "content_parts": None, **message}
+        {"id": f"{job.response_id}-{i}", **_NO_PARTS, **message}
         for i, message in enumerate(job.body["messages"])
     ]
     size = len(dumps(stored)) + len(dumps(messages))
@@ -171,13 +172,15 @@ def _entry(http: HTTPRequest) -> Entry:
     return entry
 
 
-def read_page(http: HTTPRequest, *, default_order: str, default_limit: int = 20) -> dict[str, Any]:
+def read_page(
+    http: HTTPRequest, *, default_order: str, default_limit: int = 20, max_limit: int = MAX_PAGE
+) -> dict[str, Any]:
     """`limit`, `order`, `after` and `before` of a list request."""
     query = http.query_params
     raw = query.get("limit", str(default_limit))
     limit = int(raw) if raw.isascii() and raw.isdigit() and len(raw) < 6 else 0
-    if not 1 <= limit <= MAX_PAGE:
-        message = f"limit must be from 1 to {MAX_PAGE}, got {raw[:40]!r}"
+    if not 1 <= limit <= max_limit:
+        message = f"limit must be from 1 to {max_limit}, got {raw[:40]!r}"
         raise InvalidParameterError(message, param="limit")
     order = query.get("order", default_order)
     if order not in ("asc", "desc"):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from nvcli.server.state import ServerState
 
+_PAGE = {"default_limit": 10_000, "max_limit": 10_000}  # OpenAI's, of this list
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -86,8 +87,6 @@ class FileStore:
             "filename": filename,
             "purpose": purpose,
             "status": "processed",
-            "status_details": None,
-            "expires_at": None,
         }
         write_json(self._meta(file_id), value)
         return value
@@ -169,7 +168,7 @@ async def list_files(http: HTTPRequest) -> Response:
     items = [
         item for item in read_objects(files.folder) if purpose is None or item["purpose"] == purpose
     ]
-    return JSONBody(page(items, **read_page(http, default_order="desc", default_limit=100)))
+    return JSONBody(page(items, **read_page(http, default_order="desc", **_PAGE)))
 
 
 async def get_file(http: HTTPRequest) -> Response:

@@ -12,6 +12,7 @@ from nvcli.protocol.pooling import (
     EmbeddingRequest,
     PairRequest,
     answer_ids,
+    check_ids,
     embedding_body,
     embedding_prompts,
     pair_prompts,
@@ -68,6 +69,7 @@ async def create_embeddings(http: HTTPRequest) -> Response:
         strict = state.config.is_strict
         request = parse_embedding(body, hidden_size=llm.hidden_size, is_strict=strict)
         state.check_model(request.model)
+        check_ids(request, llm.vocab_size)
         limit = llm.max_model_len
         return request, embedding_prompts(request, llm.tokenizer, max_model_len=limit)
 

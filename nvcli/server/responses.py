@@ -149,7 +149,9 @@ async def list_input_items(http: HTTPRequest) -> Response:
 async def count_input_tokens(http: HTTPRequest) -> Response:
     state: ServerState = http.app.state
     body = await read_object(http)
-    job: Job = await prepare(http, lambda: make_job(state, {"input": "", **body}))
+    if body.get("model") is None:
+        body["model"] = state.model
+    job: Job = await prepare(http, lambda: make_job(state, body))
     count = len(job.prompt.token_ids)
     return JSONBody({"object": "response.input_tokens", "input_tokens": count})
 

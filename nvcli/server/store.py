@@ -98,7 +98,7 @@ def page(
     return {
         "object": "list",
         "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
+        "first_id": shown[0]["id"] if shown else "",  # text, says OpenAI's description
+        "last_id": shown[-1]["id"] if shown else "",
         "has_more": len(ordered) > limit,
     }
