@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nvcli.cli.app import command_line
 from nvcli.cli.command_table import CommandRow, Option, command_rows
-from nvcli.cli.configuration import REFUSED
+from nvcli.cli.configuration import READING, REFUSED
 from nvcli.repl.commands import COMMANDS
 
 DOCS = Path(__file__).resolve().parent
@@ -62,6 +62,10 @@ system = "Answer with code only."
 
 An unknown key ends the run and names the nearest known one. Entering a folder must not run its
 code: `./nvcli.toml` may not set {refused}.
+What reads a file ({reading}) may name only one in the folder.
+
+A switch's variable is 1 or 0, also of its second half (`NVCLI_CHAT_NO_THINK=1`). Several values
+stand apart by spaces, several paths by colons. A variable that is no option's gives a warning.
 
 Also honoured: `NO_COLOR`, `FORCE_COLOR`, `TERM`, `VISUAL`, `EDITOR`, `HF_HOME`, `HF_HUB_CACHE`,
 `HF_HUB_OFFLINE`, `CUDA_VISIBLE_DEVICES`.
@@ -93,7 +97,8 @@ def reference() -> str:
     for row in command_rows():
         parts.append(_page(row))
     refused = ", ".join(f"`{name.replace('_', '-')}`" for name in sorted(REFUSED))
-    parts.append(_wrap_last(TAIL.format(refused=refused)))
+    reading = ", ".join(f"`{name}`" for name in sorted(READING))
+    parts.append(_wrap_last(TAIL.format(refused=refused, reading=reading)))
     return "\n".join(parts)
 
 

@@ -29,6 +29,9 @@ def configure_logging(verbosity: int = 0, log_file: Path | None = None) -> None:
         logger.removeHandler(handler)
         handler.close()
     logger.propagate = False
+    mcp = logging.getLogger("mcp")  # the SDK logs tracebacks about what a server does wrong
+    mcp.handlers[:] = [logging.NullHandler()]
+    mcp.propagate = False
     level = _LEVELS.get(verbosity, logging.DEBUG)
     stream = logging.StreamHandler()
     stream.setLevel(level)
@@ -43,5 +46,6 @@ def configure_logging(verbosity: int = 0, log_file: Path | None = None) -> None:
             ) from exc
         file.setFormatter(logging.Formatter(_FILE_FORMAT))
         logger.addHandler(file)
+        mcp.addHandler(file)
         level = logging.DEBUG
     logger.setLevel(level)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvcli.errors import DeviceError, NvcliError
+from nvcli.paths import module_command, module_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ def own_server(flags: Sequence[str], *, wait_s: float = 600.0) -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="nvcli-bench-") as folder:
         ready, log = Path(folder) / "ready", Path(folder) / "log"
-        command = [sys.executable, "-m", "nvcli", "serve", "--port", "0", "--metrics", "open"]
+        command = [*module_command("nvcli"), "serve", "--port", "0", "--metrics", "open"]
         command += ["--ready-file", str(ready), "-q", *flags]
         with log.open("wb") as stderr:
             process = subprocess.Popen(
@@ -44,6 +45,7 @@ def own_server(flags: Sequence[str], *, wait_s: float = 600.0) -> Iterator[str]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
+                env=module_environment(),
                 preexec_fn=_die_with_parent,
                 start_new_session=True,  # Ctrl-C is ours; the server ends when we say so
             )
@@ -85,10 +87,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def stub_server(ttft_ms: float, step_ms: float, gap_ms: float) -> Iterator[str]:
     """The stub in a process of its own; its URL."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "nvcli.bench.stub", str(ttft_ms), str(step_ms), str(gap_ms)],
+        [*module_command("nvcli.bench.stub"), str(ttft_ms), str(step_ms), str(gap_ms)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env=module_environment(),
         start_new_session=True,
     )
     assert process.stdin is not None

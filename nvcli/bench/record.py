@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from nvcli.errors import UsageError
+from nvcli.paths import home_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -173,7 +174,7 @@ def runs_folder() -> Path:
     """`$XDG_STATE_HOME/nvcli/bench`; a relative value does not count, as the standard asks."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return (
-        (Path(base) if base.startswith("/") else Path.home() / ".local" / "state")
+        (Path(base) if base.startswith("/") else home_folder() / ".local" / "state")
         / "nvcli"
         / "bench"
     )

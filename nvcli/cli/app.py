@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from nvcli import __version__
 from nvcli.cli import options
 from nvcli.cli.console import ColorMode, make_screen, print_text, report, silence
+from nvcli.cli.environment import more_flags, unknown_variables, variable_of
 from nvcli.errors import (
     ClosedPipeError,
     InterruptedRunError,
@@ -54,8 +55,8 @@ class Settings:
     debug: bool = False
     config: Path | None = None
     profile: str | None = None
-    given: set[str] = field(default_factory=set)
-    """Names that a flag or the environment has set: a configuration file does not."""
+    given: dict[str, str] = field(default_factory=dict)
+    """Names that a flag or the environment has set, with where: a file does not change them."""
 
     def take(self, ctx: Any) -> None:
         """Take the values that were given in `ctx`; the one after the command's name wins."""
@@ -67,7 +68,10 @@ class Settings:
             if is_from_user or (source.name == "DEFAULT_MAP" and name not in self.given):
                 setattr(self, name, ctx.params[name])
             if is_from_user:
-                self.given.add(name)
+                param = next(p for p in ctx.command.get_params(ctx) if p.name == name)
+                is_flag = source.name == "COMMANDLINE"
+                origin = "flag" if is_flag else f"environment, {variable_of(param, ctx)}"
+                self.given[name] = origin
 
     def screen(self) -> Screen:
         return make_screen(self.color, is_quiet=self.quiet, is_verbose=self.verbose > 0)
@@ -135,6 +139,9 @@ class Command(HelpPages, TyperCommand):
             given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
             if not given.get("help"):
                 self._read_configuration(ctx, given)
+                more = more_flags(self, ctx, given)
+                ctx.meta[_VARIABLES] = {name: variable for name, (_, variable) in more.items()}
+                args = [*(word for words, _ in more.values() for word in words), *args]
         return super().parse_args(ctx, args)
 
     def _read_configuration(self, ctx: Any, given: dict[str, Any]) -> None:
@@ -154,29 +161,44 @@ class Command(HelpPages, TyperCommand):
         if ctx.params["show_config"]:
             from nvcli.cli.configuration import configuration_lines
 
-            given = {name: getattr(settings, name) for name in settings.given}
-            for line in configuration_lines(ctx, ctx.meta[_FILES], given):
+            given = {name: (getattr(settings, name), at) for name, at in settings.given.items()}
+            for line in configuration_lines(ctx, ctx.meta[_FILES], given, ctx.meta[_VARIABLES]):
                 print_text(visible(line))
             raise typer.Exit
         for name in (*_GLOBALS, "show_config"):
             ctx.params.pop(name)
         settings.start_logging()
+        for sentence in unknown_variables(self, ctx):
+            settings.screen().warn(sentence)
         try:
             return super().invoke(ctx)
         except UsageError as exc:
-            _name_file(exc, ctx)
+            _name_origin(exc, ctx)
             raise
 
 
 _FILES = "nvcli.configuration"
+_VARIABLES = "nvcli.variables"
 
 
-def _name_file(exc: UsageError, ctx: Any) -> None:
-    """A value that came from a file: the message says from which."""
-    entry = ctx.meta[_FILES].entries.get(exc.param) if _FILES in ctx.meta else None
-    source = ctx.get_parameter_source(exc.param) if exc.param else None
-    if entry is not None and source is not None and source.name == "DEFAULT_MAP":
-        exc.message = f"{exc.message} (from {entry.origin})"
+def _name_origin(exc: UsageError, ctx: Any) -> None:
+    """A value that came from a file or the environment: the message says from which."""
+    origin = _origin(ctx, exc.param) if exc.param and _FILES in ctx.meta else None
+    if origin is not None:
+        exc.message = f"{exc.message} (from {origin})"
+
+
+def _origin(ctx: Any, name: str) -> str | None:
+    """The file or the variable that gave a value; None for a flag, or the default."""
+    source = ctx.get_parameter_source(name)
+    if name in ctx.meta.get(_VARIABLES, ()):
+        return str(ctx.meta[_VARIABLES][name])
+    if source is None or source.name not in ("DEFAULT_MAP", "ENVIRONMENT"):
+        return None
+    if source.name == "ENVIRONMENT":
+        return variable_of(next(p for p in ctx.command.get_params(ctx) if p.name == name), ctx)
+    entry = ctx.meta[_FILES].entries.get(name) if _FILES in ctx.meta else None
+    return entry.origin if entry is not None else None
 
 
 class Group(HelpPages, TyperGroup):
@@ -329,6 +351,10 @@ def _usage_error(exc: Any) -> UsageError:
         hint = f"Did you mean {near[0]}?" if near else hint
         return UsageError(f"there is no option {exc.option_name}", hint=hint)
     message = exc.format_message().replace("\n", " ").replace("Value error, ", "").rstrip(".")
+    param = getattr(exc, "param", None)
+    origin = _origin(exc.ctx, param.name) if exc.ctx is not None and param is not None else None
+    if origin is not None:
+        message = f"{message} (from {origin})"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvcli.errors import NvcliError, UsageError
+from nvcli.paths import expand_user
 
 if TYPE_CHECKING:
     from nvcli.cli.chat import ChatOptions
@@ -67,7 +68,7 @@ def _target(value: str) -> tuple[str, str | None]:
             )
         return "http://localhost", str(socket)
     if value.startswith(("unix:", "/", ".", "~")):
-        return "http://localhost", str(Path(path).expanduser())
+        return "http://localhost", str(expand_user(path))
     raise UsageError(
         f"--attach takes auto, never, uds, a URL or the path of a socket, got {value!r}"
     )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nvcli.repl.model import ChatModel
     from nvcli.repl.screen import Screen
 
-DEMO_NOTICE = "This is the small built-in demo model. For a real one: nvcli chat -m Qwen/Qwen3-0.6B"
+DEMO_NOTICE = "The small built-in demo model. For a real one: nvcli chat -m Qwen/Qwen3-0.6B"
 
 _FLAGS = {"memory_utilization": "--gpu-memory-utilization", "thinking_budget": "--think-budget"}
 

@@ -6,14 +6,16 @@ A key is a long flag without its dashes. It stands at the top for every command,
 named after one; `[profile.NAME]` and `[profile.NAME.chat]` win over both when the profile is
 chosen. `--config FILE` is read in place of the two files.
 
-A folder that was cloned must not run code, write files or open ports, so ./nvcli.toml may not set
-the keys in `REFUSED`.
+A folder that was cloned must not run code, write or remove files, open ports or read what is not
+its own, so ./nvcli.toml may not set the keys in `REFUSED`, and those in `READING` only to files in
+it.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from nvcli.cli.environment import variable_of
 from nvcli.errors import UsageError
+from nvcli.paths import expand_user, home_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +36,12 @@ REFUSED = frozenset(
     {
         *("tools", "mcp", "mcp_allow", "allow_tool"),
         *("api_key_file", "attach", "uds", "host", "cors_origin"),
-        *("log_file", "stats_json", "ready_file", "output", "force"),
+        *("metrics", "allow_request_template", "log_requests"),
+        *("log_file", "stats_json", "ready_file", "output", "out", "storage", "force", "yes"),
     }
 )
+READING = frozenset({"file", "system", "schema", "data", "trace"})
+_MAX_BYTES = 1 << 20  # of a configuration file
 _NOT_KEYS = frozenset({"help", "version", "config", "profile", "show_config", "continue_"})
 
 
@@ -60,7 +67,7 @@ class Configuration:
 def user_file() -> Path:
     """`$XDG_CONFIG_HOME/nvcli/config.toml`; a relative value does not count."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if base.startswith("/") else Path.home() / ".config"
+    folder = Path(base) if base.startswith("/") else home_folder() / ".config"
     return folder / "nvcli" / "config.toml"
 
 
@@ -73,7 +80,7 @@ def load_configuration(
     value that does not fit, a profile that is nowhere.
     """
     found = Configuration()
-    tables: list[tuple[Mapping[str, Any], str]] = []  # the first that has a key wins
+    tables: list[tuple[Mapping[str, Any], str, bool]] = []  # the first that has a key wins
     profiles: list[str] = []
     known = _known_keys(ctx.find_root().command)
     section = section_of(ctx)
@@ -89,19 +96,22 @@ def load_configuration(
         if profile is not None and profile in own:
             chosen = own[profile]
             if section in chosen:
-                tables.append((chosen[section], f"{name} [profile.{profile}.{section}]"))
-            tables.append((chosen, f"{name} [profile.{profile}]"))
+                place = f"{name} [profile.{profile}.{section}]"
+                tables.append((chosen[section], place, is_foreign))
+            tables.append((chosen, f"{name} [profile.{profile}]", is_foreign))
         if section in content:
-            tables.append((content[section], f"{name} [{section}]"))
-        tables.append((content, name))
+            tables.append((content[section], f"{name} [{section}]", is_foreign))
+        tables.append((content, name, is_foreign))
     if profile is not None and profile not in profiles:
         raise UsageError(f"there is no profile {profile!r}", hint=_nearest(profile, profiles))
     for param in command.get_params(ctx):
         if not _is_key(param):
             continue
-        for table, origin in tables:
+        for table, origin, is_foreign in tables:
             value = next((v for k, v in table.items() if _name(k) == param.name), None)
             if value is not None and not isinstance(value, dict):
+                if is_foreign and param.name in READING:
+                    _check_is_inside(param.name, value, origin)
                 found.entries[param.name] = Entry(_fit(param, value, ctx, origin), origin)
                 break
     return found
@@ -119,14 +129,20 @@ def _files(config: Path | None) -> list[tuple[Path, str, bool]]:
     if config is not None:
         return [(config, str(config), False)]
     path = user_file()
-    home = str(Path.home())
+    home = str(home_folder())
     name = f"~{str(path)[len(home) :]}" if str(path).startswith(home + "/") else str(path)
     return [(Path(PROJECT_FILE), f"./{PROJECT_FILE}", True), (path, name, False)]
 
 
 def _read(path: Path, name: str, *, is_required: bool) -> dict[str, Any] | None:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        if not is_required and path.exists() and not path.is_dir() and not path.is_file():
+            raise UsageError(f"cannot read {name}: it is no regular file", param="config")
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise UsageError(f"{name} is too large for a configuration", param="config")
+        return tomllib.loads(data.decode("utf-8"))
     except FileNotFoundError as exc:
         if is_required:
             raise UsageError(f"cannot read {name}: there is no such file", param="config") from exc
@@ -179,9 +195,29 @@ def _check_key(key: str, known: frozenset[str], where: str, *, is_foreign: bool)
             f"{where}: {key!r} is not allowed in a folder's file",
             hint=f"Set it in {user_file()}, or by its flag.",
         )
+    if name not in known and name.rstrip("_") in {n.rstrip("_") for n in _NOT_KEYS}:
+        raise UsageError(f"{where}: {key!r} can only be given as a flag")
     if name not in known:
         names = [n.replace("_", "-") for n in known]
         raise UsageError(f"{where}: there is no key {key!r}", hint=_nearest(key, names))
+
+
+def _check_is_inside(name: str, value: Any, origin: str) -> None:
+    """The values of a folder's file that name a file: only one of that folder."""
+    for text in map(str, value if isinstance(value, list) else [value]):
+        path = {
+            "system": text[1:] if text.startswith("@") else "",
+            "schema": "" if text.lstrip().startswith("{") else text,
+            "data": text.partition(":")[2],
+        }.get(name, text)
+        is_inside = not path.startswith("~") and Path(path).resolve().is_relative_to(
+            Path.cwd().resolve()
+        )
+        if path and not is_inside:
+            raise UsageError(
+                f"{origin}: {name} may name only files in this folder, got {text!r}",
+                hint=f"Set it in {user_file()}, or by its flag.",
+            )
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
@@ -220,7 +256,7 @@ def _fit(param: Any, value: Any, ctx: Any, origin: str) -> Any:
     values = value if isinstance(value, list) else [value]
     if len(values) != 1 and not param.multiple:
         raise UsageError(f"{origin}: {key} takes one value", param=param.name)
-    texts = [str(Path(v).expanduser()) if str(v).startswith("~/") else str(v) for v in values]
+    texts = [str(expand_user(v)) if str(v).startswith("~/") else str(v) for v in values]
     given: Any = texts if param.multiple else int(texts[0]) if param.count else texts[0]
     try:
         param.process_value(ctx, given)
@@ -234,8 +270,12 @@ def _fit(param: Any, value: Any, ctx: Any, origin: str) -> Any:
 # --- telling where values come from --------------------------------------------------------------
 
 
-def describe(ctx: Any, configuration: Configuration) -> list[tuple[str, Any, str]]:
-    """(key, value, origin) of every option of the command that `ctx` parsed."""
+def describe(
+    ctx: Any, configuration: Configuration, variables: Mapping[str, str]
+) -> list[tuple[str, Any, str]]:
+    """(key, value, origin) of every option of the command that `ctx` parsed. `variables`: of the
+    names that were set by one that Typer does not read.
+    """
     rows = []
     for param in ctx.command.get_params(ctx):
         if not _is_key(param):
@@ -243,10 +283,12 @@ def describe(ctx: Any, configuration: Configuration) -> list[tuple[str, Any, str
         value, source = ctx.params.get(param.name), ctx.get_parameter_source(param.name)
         kind = source.name if source is not None else "DEFAULT"
         key = param.name.replace("_", "-")
-        if kind == "COMMANDLINE":
+        if param.name in variables:
+            origin = f"environment, {variables[param.name]}"
+        elif kind == "COMMANDLINE":
             origin = "flag"
         elif kind == "ENVIRONMENT":
-            origin = f"environment, {_variable(param, ctx)}"
+            origin = f"environment, {variable_of(param, ctx)}"
         elif kind == "DEFAULT_MAP":
             origin = configuration.entries[param.name].origin
         else:
@@ -256,28 +298,26 @@ def describe(ctx: Any, configuration: Configuration) -> list[tuple[str, Any, str
 
 
 def configuration_lines(
-    ctx: Any, configuration: Configuration, given: Mapping[str, Any]
+    ctx: Any,
+    configuration: Configuration,
+    given: Mapping[str, tuple[Any, str]],
+    variables: Mapping[str, str],
 ) -> list[str]:
-    """The page of --show-config. `given`: the global options that stood before the command."""
+    """The page of --show-config. `given`: the global options that were set before the command, with
+    their origin; `variables`: see `describe`.
+    """
     rows = []
-    for key, value, origin in describe(ctx, configuration):
+    for key, value, origin in describe(ctx, configuration, variables):
         name = _name(key)
         if name in given and origin == "default":
-            value, origin = given[name], "given before the command"
+            value, origin = given[name]
         is_empty = value in (None, (), []) or (origin == "default" and value in (False, 0))
         text = "-" if is_empty else str(value)
-        rows.append((key, " ".join(map(str, value)) if isinstance(value, list) else text, origin))
+        rows.append((key, shlex.join(map(str, value)) if isinstance(value, list) else text, origin))
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     lines = [f"{k:<{widths[0]}}  {v:<{min(widths[1], 32)}}  {origin}" for k, v, origin in rows]
     files = ", ".join(configuration.files)
     return [*lines, "", f"read: {files}" if files else f"no file; yours would be {user_file()}"]
-
-
-def _variable(param: Any, ctx: Any) -> str:
-    named = param.envvar if isinstance(param.envvar, str) else None
-    if named is not None and os.environ.get(named):
-        return named
-    return f"{ctx.auto_envvar_prefix}_{param.name.upper()}"
 
 
 def profile_names() -> list[str]:

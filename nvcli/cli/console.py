@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from nvcli.repl.screen import Screen, repair, visible
+from nvcli.repl.wrap import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,9 +101,11 @@ def print_text(text: str) -> None:
 
 def report(error: NvcliError) -> None:
     """One line on standard error: what is wrong, then what to do next."""
-    line = " ".join(repair(str(error)).split())
+    line = visible("nvcli: " + " ".join(repair(str(error)).split()))
+    if is_terminal(sys.stderr):
+        line = wrap(line, make_screen().size()[0])
     with contextlib.suppress(OSError, ValueError):
-        print(f"nvcli: {visible(line)}", file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
 
 def silence(*streams: IO[str] | None) -> None:

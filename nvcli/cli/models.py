@@ -12,6 +12,7 @@ from nvcli.cli.app import CONTEXT, Command, Group, settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
 from nvcli.cli.options import OUTPUT, _option
 from nvcli.errors import ModelError, ModelNotFoundError, NvcliError, UsageError
+from nvcli.paths import expand_user
 from nvcli.repl.screen import visible
 
 if TYPE_CHECKING:
@@ -97,14 +98,12 @@ def size_text(size: int) -> str:
 
 def find_local(name: str) -> Path:
     """The model's folder, without a network. Raises `ModelNotFoundError`."""
-    from pathlib import Path
-
     from nvcli.models.store import stored_models
 
     for model in stored_models():
         if model.name == name:
             return model.folder
-    folder = Path(name).expanduser()
+    folder = expand_user(name)
     if folder.is_dir():
         return folder
     hint = f"Fetch it with: nvcli models pull {name}" if name.count("/") == 1 else None

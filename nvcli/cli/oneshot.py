@@ -16,7 +16,7 @@ from nvcli.cli.sessions import open_session
 from nvcli.cli.toolbox import open_tools
 from nvcli.errors import InterruptedRunError, NvcliError, RequestError
 from nvcli.repl.command_turns import code_blocks
-from nvcli.repl.numbers import statistics_line
+from nvcli.repl.numbers import SEPARATOR, statistics_line
 from nvcli.repl.render import AnswerRenderer
 from nvcli.repl.screen import visible
 from nvcli.repl.store import call_json
@@ -199,7 +199,7 @@ class Printer:
         shown = self._screen.err_is_terminal and not self._screen.is_quiet
         if options.show_stats or shown:
             line = statistics_line(output, self._llm.max_model_len)
-            self._screen.write_err(f"{line}\n", dim=True)
+            self._screen.line_err(line, dim=True, separator=SEPARATOR)
 
     def _finish_events(self, output: RequestOutput, *, is_error: bool) -> None:
         done = answer_json(self._llm.model_name, output)

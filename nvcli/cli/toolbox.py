@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
+from nvcli.repl.screen import visible
 
 if TYPE_CHECKING:
     import contextlib
@@ -21,9 +22,13 @@ def open_tools(options: ChatOptions, screen: Screen, stack: contextlib.ExitStack
     from nvcli.tools import Toolbox
     from nvcli.tools.functions import FunctionTools
 
+    def say(line: str) -> None:
+        if not screen.is_quiet:
+            screen.write_err(f"  {visible(line)}\n", dim=True)
+
     sources: list[ToolSource] = []
     for path in options.tools:
-        source = FunctionTools(path)
+        source = FunctionTools(path, say)
         stack.callback(source.close)
         sources.append(source)
     if options.mcp is not None:

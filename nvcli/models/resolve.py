@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import ModelNotFoundError
+from nvcli.paths import expand_user
 
 # All that an engine reads of a repository; weights in other formats are left where they are.
 FILE_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt"]
@@ -33,7 +34,7 @@ def resolve_model(name: str) -> Path:
             "the name of the model is empty",
             hint="Give a local folder or a Hugging Face id such as Qwen/Qwen3-0.6B.",
         )
-    folder = Path(name).expanduser()
+    folder = expand_user(name)
     if folder.is_dir():
         return folder
     if folder.is_file():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nvcli.config import DEFAULT_MODEL
 from nvcli.models.resolve import demo_folder
+from nvcli.paths import expand_user, home_folder
 
 _PREFIX = "models--"
 
@@ -30,11 +31,11 @@ def cache_folder() -> Path:
     """Where huggingface_hub keeps repositories, by its environment variables."""
     env = os.environ
     if env.get("HF_HUB_CACHE"):
-        return Path(env["HF_HUB_CACHE"]).expanduser()
+        return expand_user(env["HF_HUB_CACHE"])
     if env.get("HF_HOME"):
-        return Path(env["HF_HOME"]).expanduser() / "hub"
+        return expand_user(env["HF_HOME"]) / "hub"
     base = env.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "huggingface" / "hub"
+    return (Path(base) if base else home_folder() / ".cache") / "huggingface" / "hub"
 
 
 def stored_models() -> list[StoredModel]:

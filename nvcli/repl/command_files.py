@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
+from nvcli.paths import expand_user
 from nvcli.repl.shell import first_line, no_arguments
 from nvcli.repl.store import (
     SessionFile,
@@ -78,8 +78,11 @@ def sessions(shell: Shell, arguments: str) -> None:
         except OSError:
             continue
         count = f"{len(lines)} turn{'' if len(lines) == 1 else 's'}"
-        rows.append(f"{name}  {when}  {count}  {_first_question(lines)}".rstrip())
-    shell.say("\n".join(rows) or "No conversation is saved.")
+        rows.append((name, f"{when}  {count}  {_first_question(lines)}".rstrip()))
+    if rows:
+        shell.table(rows)
+    else:
+        shell.say("No conversation is saved.")
 
 
 def _first_question(lines: list[str]) -> str:
@@ -94,7 +97,7 @@ def _first_question(lines: list[str]) -> str:
 
 
 def export(shell: Shell, arguments: str) -> None:
-    path = Path(arguments).expanduser()
+    path = expand_user(arguments)
     writers = {".md": _markdown, ".txt": _text, ".json": _json, ".jsonl": _jsonl}
     writer = writers.get(path.suffix)
     if not arguments or writer is None:

@@ -9,19 +9,21 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
+from nvcli.paths import expand_user
 from nvcli.repl.files import fence, read_file
 from nvcli.repl.numbers import spaced
 from nvcli.repl.settings import parse_setting
-from nvcli.repl.shell import choose, first_line, no_arguments, number
+from nvcli.repl.shell import choose, first_line, is_number, no_arguments, number
 from nvcli.repl.store import SessionFile, new_name
+from nvcli.repl.wrap import cells
 from nvcli.types import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from nvcli.repl.model import TokenModel
     from nvcli.repl.session import Session
@@ -98,18 +100,18 @@ def system(shell: Shell, arguments: str) -> None:
     if arguments == "none":
         shell.session.system = None
     elif arguments.startswith("@"):
-        path = Path(arguments[1:]).expanduser()
+        path = expand_user(arguments[1:])
         shell.session.system = read_file(path, shell.screen.warn).strip("\n") or None
     elif arguments:
         shell.session.system = arguments
-    shell.say(shell.session.system or "There is no system prompt.")
+    shell.quote(shell.session.system or "There is no system prompt.")
 
 
 def attach_file(shell: Shell, arguments: str) -> None:
     paths = [m[0] or m[1] or m[2] for m in _PATH.findall(arguments)]
     if not paths:
         raise UsageError("/file takes paths", hint="Quote a path with spaces.")
-    attach(shell, [Path(path).expanduser() for path in paths])
+    attach(shell, [expand_user(path) for path in paths])
 
 
 _PATH = re.compile(r"\"([^\"]+)\"|'([^']+)'|(\S+)")
@@ -121,7 +123,7 @@ def attach(shell: Shell, paths: Sequence[Path]) -> None:
     for path, block in zip(paths, blocks, strict=True):
         count = spaced(shell.session.llm.count_tokens(block))
         size = spaced(len(block.encode("utf-8", "replace")))
-        shell.screen.write_err(f"{path.name}: {size} bytes, {count} tokens\n", dim=True)
+        shell.screen.line_err(f"{path.name}: {size} bytes, {count} tokens", dim=True)
     shell.attachments += blocks
 
 
@@ -169,7 +171,7 @@ def last_text(session: Session) -> str:
 def last(shell: Shell, arguments: str) -> None:
     """The last answer again, as text: to read raw Markdown, or after /clear of the screen."""
     no_arguments(arguments, "last")
-    shell.say(last_text(shell.session).strip("\n"))
+    shell.quote(last_text(shell.session).strip("\n"))
 
 
 # --- probabilities -------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def probs(shell: Shell, arguments: str) -> None:
     scores = model.score([*prompt, *ids], NUM_ALTERNATIVES)[len(prompt) :]
     if which:
         _check_token(which, len(ids))
-        shell.say(_alternatives(model, scores[which - 1], ids[which - 1]))
+        shell.quote(_alternatives(model, scores[which - 1], ids[which - 1]))
         return
     _, _, is_text = model.split_answer(prompt, ids)
     lines = []
@@ -193,8 +195,13 @@ def probs(shell: Shell, arguments: str) -> None:
             f"{_quoted(model, other)} {_percent(p)}" for other, p in score.top if other != token_id
         ]
         row = f"{i:>4}  {_percent(score.logprob):>6}  {_quoted(model, token_id):<16}"
-        lines.append(f"{row}  {'  '.join(others[:3])}".rstrip())
-    shell.say("\n".join(lines) or "The answer has no text.")
+        for other in others[:3]:  # those that fit beside
+            longer = f"{row}  {other}"
+            if shell.width and cells(longer) > shell.width:
+                break
+            row = longer
+        lines.append(row.rstrip())
+    shell.quote("\n".join(lines) or "The answer has no text.")
     shell.say("/probs N shows all alternatives of a token, /branch N [K] goes on from one.")
 
 
@@ -220,7 +227,7 @@ def _others(score: TokenLogprob, chosen: int) -> list[tuple[int, float]]:
 def branch(shell: Shell, arguments: str) -> None:
     """`/branch N [K]`: go on from token N as if its K-th alternative had been chosen."""
     words = arguments.split()
-    if not 1 <= len(words) <= 2 or not all(word.isdecimal() for word in words):
+    if not 1 <= len(words) <= 2 or not all(map(is_number, words)):
         raise UsageError("/branch takes a token's number and which alternative", hint="See /probs.")
     which, k = int(words[0]), int(words[1]) if len(words) == 2 else 1
     session = shell.session

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
+from nvcli.paths import expand_user
 from nvcli.repl.files import read_file
-from nvcli.repl.numbers import context_meter, spaced, startup_lines, statistics_line
+from nvcli.repl.numbers import SEPARATOR, context_meter, spaced, startup_lines, statistics_line
 from nvcli.repl.render import ThinkingView
 from nvcli.repl.session import ANY_OBJECT
 from nvcli.repl.settings import SETTINGS, parse_setting
 from nvcli.repl.shell import choose, first_line, no_arguments
+from nvcli.repl.wrap import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,12 +61,14 @@ def show_settings(shell: Shell) -> None:
     rows.append(("json", _json_state(shell)))
     rows.append(("system", first_line(session.system or "none")))
     rows.append(("session", session.file.name if session.file is not None else "not saved"))
-    width = max(len(key) for key, _ in rows)
-    shell.say("\n".join(f"{key:<{width}}  {value}" for key, value in rows))
+    shell.table(rows)
 
 
 def _show_prompt(shell: Shell) -> None:
-    shell.say(shell.session.prompt_text() if shell.session.messages() else "Nothing was said yet.")
+    if shell.session.messages():
+        shell.quote(shell.session.prompt_text())
+    else:
+        shell.say("Nothing was said yet.")
 
 
 def _show_model(shell: Shell) -> None:
@@ -89,7 +92,7 @@ def _show_messages(shell: Shell) -> None:
         mark = ", interrupted" if turn.is_interrupted else ""
         mark += "" if turn.is_answered else ", not sent again"
         parts.append(f"[assistant{mark}]\n{turn.output.text if turn.output else ''}".rstrip())
-    shell.say("\n\n".join(parts) or "Nothing was said yet.")
+    shell.quote("\n\n".join(parts) or "Nothing was said yet.")
 
 
 VIEWS: dict[str, Callable[[Shell], None]] = {
@@ -122,7 +125,7 @@ def thinking(shell: Shell, arguments: str) -> None:
     if arguments == "last":
         turns = shell.session.turns
         output = turns[-1].output if turns else None
-        shell.say((output and output.reasoning) or "There was no thinking.")
+        shell.quote((output and output.reasoning) or "There was no thinking.")
         return
     if arguments:
         shell.thinking = views[choose(arguments, (*views, "last"), "thinking")]
@@ -136,7 +139,8 @@ def stats(shell: Shell, arguments: str) -> None:
         if turn is None or turn.output is None:
             raise UsageError("there is no answer yet")
         limit = shell.session.llm.max_model_len
-        shell.say(statistics_line(turn.output, limit, is_interrupted=turn.is_interrupted))
+        line = statistics_line(turn.output, limit, is_interrupted=turn.is_interrupted)
+        shell.say(wrap(line, shell.width, separator=SEPARATOR) if shell.width else line)
         return
     shell.show_stats = word == "on"
     shell.say(f"stats: {word}")
@@ -145,19 +149,16 @@ def stats(shell: Shell, arguments: str) -> None:
 def context(shell: Shell, arguments: str) -> None:
     no_arguments(arguments, "context")
     use = shell.session.context()
-    blocks = ""
+    rows = [("used", f"{spaced(use.used)} of {spaced(use.limit)} tokens")]
     if use.cached_blocks is not None:
-        blocks = (
-            f"KV cache      {spaced(use.cached_blocks)} of {spaced(use.num_blocks)} blocks hold"
-            f" reusable text ({use.block_size} tokens each)\n"
-        )
-    filled = round(30 * min(use.used / max(use.limit, 1), 1))
-    shell.say(
-        f"[{'#' * filled}{'.' * (30 - filled)}] {context_meter(use.used, use.limit)}\n"
-        f"used          {spaced(use.used)} of {spaced(use.limit)} tokens\n"
-        f"{blocks}"
-        f"last prompt   {spaced(use.cached_tokens)} tokens came from the cache"
-    )
+        held = f"{spaced(use.cached_blocks)} of {spaced(use.num_blocks)} blocks hold reusable text"
+        rows.append(("KV cache", f"{held} ({use.block_size} tokens each)"))
+    rows.append(("last prompt", f"{spaced(use.cached_tokens)} tokens came from the cache"))
+    meter = context_meter(use.used, use.limit)
+    length = min(30, shell.width - len(meter) - 3) if shell.width else 30
+    filled = round(length * min(use.used / max(use.limit, 1), 1))
+    shell.say(f"[{'#' * filled}{'.' * (length - filled)}] {meter}" if length > 4 else meter)
+    shell.table(rows)
 
 
 def markdown(shell: Shell, arguments: str) -> None:
@@ -184,7 +185,8 @@ def history(shell: Shell, arguments: str) -> None:
         shell.history.is_on = word == "on"
         shell.say(f"history: {word}")
     else:
-        shell.say("\n".join(map(first_line, shell.history.recent(20))) or "The history is empty.")
+        lines = "\n".join(map(first_line, shell.history.recent(20)))
+        shell.quote(lines or "The history is empty.")
 
 
 def _json_state(shell: Shell) -> str:
@@ -207,13 +209,13 @@ def schema(shell: Shell, arguments: str) -> None:
     elif arguments:
         shell.session.schema = read_schema(arguments, shell.screen.warn)
     found = shell.session.schema
-    shell.say(json.dumps(found, ensure_ascii=False, indent=2) if found else "There is no schema.")
+    shell.quote(json.dumps(found, ensure_ascii=False, indent=2) if found else "There is no schema.")
 
 
 def read_schema(text: str, warn: Callable[[str], None]) -> dict[str, object]:
     """A schema from a file, or written out. Raises `UsageError`."""
     is_inline = text.lstrip().startswith("{")
-    source = text if is_inline else read_file(Path(text).expanduser(), warn)
+    source = text if is_inline else read_file(expand_user(text), warn)
     try:
         found = json.loads(source)
     except (ValueError, RecursionError) as exc:

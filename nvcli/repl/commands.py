@@ -102,13 +102,15 @@ def completions(line: str) -> list[str]:
 def _help(shell: Shell, arguments: str) -> None:
     if arguments:
         command = find_command(arguments.removeprefix("/"))
-        shell.say(f"/{command.name} {command.arguments}".rstrip() + f"\n  {command.help}")
+        shell.say(f"/{command.name} {command.arguments}".rstrip() + f"\n  {command.help}", 2)
         if command.aliases:
             shell.say("  also: " + ", ".join(f"/{a}" for a in command.aliases))
         return
-    rows = [(f"/{c.name} {c.arguments}".rstrip(), c.help) for c in COMMANDS]
-    width = max(len(left) for left, _ in rows)
-    shell.say("\n".join(f"{left:<{width}}  {right}" for left, right in rows))
+    rows = []
+    for c in COMMANDS:
+        also = f" (also {', '.join(f'/{a}' for a in c.aliases)})" if c.aliases else ""
+        rows.append((f"/{c.name} {c.arguments}".rstrip(), f"{c.help}{also}"))
+    shell.table(rows)
     shell.say(KEYS_HELP)
 
 

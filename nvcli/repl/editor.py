@@ -13,7 +13,13 @@ from nvcli.errors import UsageError
 
 def edit_text(text: str) -> str:
     """The text as the editor left it. Raises `UsageError` when the editor fails."""
-    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    chosen = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        command = shlex.split(chosen)
+    except ValueError as exc:
+        raise UsageError(f"the editor {chosen!r} is no command: {exc}", hint="Set EDITOR.") from exc
+    if not command:
+        raise UsageError("the editor's command is empty", hint="Set EDITOR.")
     with tempfile.TemporaryDirectory(prefix="nvcli-") as folder:
         path = Path(folder) / "message.md"
         path.write_text(text, encoding="utf-8", errors="replace")

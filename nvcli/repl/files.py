@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
+from nvcli.paths import expand_user
 from nvcli.repl.screen import repair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 _MENTION = re.compile(r"(\\?)(?<![\w@])@(?:\"([^\"\n]+)\"|'([^'\n]+)'|([^\s\"'@]+))")
 
@@ -54,7 +55,7 @@ def expand_mentions(text: str) -> tuple[str, list[Path]]:
             return match[0][1:]
         name = match[2] or match[3] or match[4]
         for candidate in (name, name.rstrip(".,;:!?)")):
-            path = Path(candidate).expanduser()
+            path = expand_user(candidate)
             if candidate and _is_file(path):
                 found.append(path)
                 return f"{path.name}{name[len(candidate) :]}"
@@ -73,7 +74,7 @@ def _is_file(path: Path) -> bool:
 def path_completions(start: str) -> list[str]:
     """Paths that begin with `start`; folders end in a slash."""
     folder, slash, name = start.rpartition("/")
-    base = Path(f"{folder}{slash}" or ".").expanduser()
+    base = expand_user(f"{folder}{slash}" or ".")
     try:
         entries = sorted(base.iterdir())
     except OSError:

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from nvcli.repl.model import Startup
 
 
+SEPARATOR = " · "  # of the status line; lines break there
+
+
 def short_count(count: int) -> str:
     """A token count in few characters, in the units limits come in: 812, 2.1k, 32k."""
     if count < 1024:
@@ -58,4 +61,4 @@ def statistics_line(output: RequestOutput, limit: int, *, is_interrupted: bool =
         parts.append(f"cached {spaced(usage.cached_tokens)} tok")
     reason = output.finish_reason
     parts.append("interrupted" if is_interrupted else str(reason or FinishReason.ABORT))
-    return " · ".join(parts)
+    return SEPARATOR.join(parts)

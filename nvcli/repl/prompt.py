@@ -21,7 +21,6 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from nvcli.errors import NvcliError, TerminatedRunError
 from nvcli.repl.commands import completions
 from nvcli.repl.history import open_history
-from nvcli.repl.screen import visible
 from nvcli.repl.typeahead import typed_text
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class Prompt:
             try:
                 text = self._shell.edit(self.expand(buffer.text)) if self._shell.edit else ""
             except NvcliError as exc:
-                self._screen.write_err(visible(f"{exc}\n"))
+                self._screen.line_err(str(exc))
                 return
             self._pastes.clear()
             text = text.removesuffix("\n")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from nvcli.errors import ClosedPipeError, NvcliError
+from nvcli.repl.wrap import wrap
 
 # Everything below space but tab and newline, DEL, and the 8-bit control set.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -115,11 +116,20 @@ class Screen:
             self.err.write(text)
             self.err.flush()
 
+    def line_err(
+        self, text: str, *, dim: bool = False, indent: int = 0, separator: str = " "
+    ) -> None:
+        """A line of nvcli's own beside the answer; on a terminal it is broken between words."""
+        text = visible(text)
+        if self.err_is_terminal:
+            text = wrap(text, self.size()[0], indent, separator)
+        self.write_err(f"{text}\n", dim=dim)
+
     def note(self, text: str) -> None:
         """A line of information: only where somebody looks."""
         if self.err_is_terminal and not self.is_quiet:
-            self.write_err(f"{visible(text)}\n", dim=True)
+            self.line_err(text, dim=True)
 
     def warn(self, text: str) -> None:
         """A line about something that changes the answer: always shown."""
-        self.write_err(f"nvcli: {visible(text)}\n")
+        self.line_err(f"nvcli: {text}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from nvcli.errors import UsageError
 from nvcli.repl.render import ThinkingView
 from nvcli.repl.screen import Screen, visible
+from nvcli.repl.wrap import table, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,8 +51,23 @@ class Shell:
     has_save_failed: bool = False
     has_warned: bool = False  # of a context that is nearly full
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, indent: int = 0) -> None:
+        """What nvcli says; on a terminal it is broken between words."""
+        text = visible(text)
+        self.screen.write((wrap(text, self.width, indent) if self.width else text) + "\n")
+
+    def quote(self, text: str) -> None:
+        """What somebody else said, or wants to copy: never broken."""
         self.screen.write(visible(text) + "\n")
+
+    def table(self, rows: Sequence[tuple[str, str]]) -> None:
+        rows = [(visible(name), visible(text)) for name, text in rows]
+        self.screen.write(table(rows, self.width or 1000) + "\n")
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal; 0 where there is none."""
+        return self.screen.size()[0] if self.screen.out_is_terminal else 0
 
     def save(self) -> None:
         """After each turn; a disk that is full is told once and stops nothing."""
@@ -74,8 +90,12 @@ def no_arguments(arguments: str, name: str) -> None:
         raise UsageError(f"/{name} takes no arguments, got {arguments!r}")
 
 
+def is_number(word: str) -> bool:
+    return word.isdecimal() and len(word) < 10
+
+
 def number(arguments: str, name: str, what: str, default: int = 1) -> int:
-    if arguments and not arguments.isdecimal():
+    if arguments and not is_number(arguments):
         raise UsageError(f"/{name} takes {what}, got {arguments!r}")
     return int(arguments or default)
 

@@ -8,6 +8,7 @@ next prompt.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 from typing import TYPE_CHECKING, TextIO
 
@@ -16,7 +17,7 @@ from nvcli.repl.command_turns import attach
 from nvcli.repl.commands import interpret, run_command
 from nvcli.repl.editor import edit_text
 from nvcli.repl.files import expand_mentions
-from nvcli.repl.numbers import context_meter, statistics_line
+from nvcli.repl.numbers import SEPARATOR, context_meter, statistics_line
 from nvcli.repl.prompt import Prompt
 from nvcli.repl.render import AnswerRenderer, ThinkingView
 from nvcli.repl.screen import visible
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from nvcli.repl.shell import Shell
 
+_LOG = logging.getLogger(__name__)
 NEARLY_FULL = 0.8  # of the context: from here on it is told
 
 
@@ -100,11 +102,11 @@ def show_turn(
     if failure is not None:
         screen.warn(str(failure))
     elif output is None:
-        screen.write_err("interrupted before the first token; /retry asks again\n", dim=True)
+        screen.line_err("interrupted before the first token; /retry asks again", dim=True)
     elif shell.show_stats or is_interrupted:
         limit = shell.session.llm.max_model_len
         line = statistics_line(output, limit, is_interrupted=is_interrupted)
-        screen.write_err(f"{line}\n", dim=True)
+        screen.line_err(line, dim=True, separator=SEPARATOR)
     return typeahead.text.strip("\n") if typeahead is not None else "", failure
 
 
@@ -144,9 +146,13 @@ def converse(
             while shell.pending:
                 draft = _ask(shell, shell.pending.pop(), "", keyboard) or draft
         except (NvcliError, OSError) as exc:
-            shell.screen.write_err(visible(f"{exc}\n"))
+            shell.screen.line_err(str(exc))
             if isinstance(action, str):
                 draft = action  # a file that cannot be read: nothing was sent
+        except Exception as exc:  # noqa: BLE001 - a bug must not cost the conversation
+            _LOG.debug("unexpected error", exc_info=True)
+            reason = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+            shell.screen.warn(f"unexpected error: {reason}. This is a bug; --log-file tells where")
     shell.save()
 
 

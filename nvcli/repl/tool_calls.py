@@ -34,20 +34,20 @@ def run_calls(
     """
     results = []
     for call in calls:
-        screen.write_err(f"tool: {visible(show_call(call))}\n")
+        screen.line_err(f"tool: {show_call(call)}", indent=2)
         if not _is_allowed(call, allowed, ask):
-            screen.write_err("  not allowed\n", dim=True)
+            screen.line_err("  not allowed", dim=True)
             results.append(REFUSED)
             continue
         try:
             result = tools.call(call.name, call.arguments)
         except KeyboardInterrupt:
-            screen.write_err("  interrupted\n", dim=True)
+            screen.line_err("  interrupted", dim=True)
             results.append(INTERRUPTED)
             continue
         mark = "" if result.is_error else f"{spaced(len(result.text))} characters, "
         line = f"  {first_line(result.text)}  ({mark}{result.seconds:.1f} s)"
-        screen.write_err(f"{visible(line)}\n", dim=True)
+        screen.line_err(line, dim=True, indent=2)
         results.append(result.text)
     return results
 

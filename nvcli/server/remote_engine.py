@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +21,7 @@ from nvcli.engine.engine_thread import error_outputs
 from nvcli.engine.grammar import GrammarCompiler
 from nvcli.errors import EngineClosedError, NvcliError
 from nvcli.llm import LLM
+from nvcli.paths import module_command, module_environment
 from nvcli.server.wire import FrameReader, encode, read_frame, unpack_output
 from nvcli.text import Tokenizer
 
@@ -46,8 +46,10 @@ class RemoteEngine:
     def __init__(self, config: EngineConfig, *, worker: str = WORKER) -> None:
         self.config = config
         self._sock, theirs = socket.socketpair()
-        command = [sys.executable, "-m", worker, str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        command = [*module_command(worker), str(theirs.fileno()), str(os.getpid())]
+        self._process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], env=module_environment()
+        )
         theirs.close()
         self._lock = threading.Lock()  # of the socket's writing end and the sinks
         self._sinks: dict[str, tuple[Sink, set[int]]] = {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from nvcli.errors import UsageError
+from nvcli.text.unicode import repair_surrogates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +113,7 @@ class Toolbox:
             text, is_error = self._call(name, arguments), False
         except ToolError as exc:
             text, is_error = f"error: {exc}", True
-        text = cut_result(text, self._max_characters)
+        text = repair_surrogates(cut_result(text, self._max_characters))
         return ToolResult(text, is_error, time.monotonic() - start)
 
     def _call(self, name: str, arguments: str) -> str:

@@ -1,7 +1,8 @@
 """The process that a file of tools runs in: `python -m nvcli.tools.worker FILE.py`.
 
 One JSON object a line on standard input and output: first the tools, then a result for each call.
-What a tool prints goes to standard error, so that it cannot disturb the lines.
+What a tool prints goes to standard error and what it reads is empty, so that it cannot disturb the
+lines. When the lines end while a tool runs, the process ends with all that the tool has started.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import importlib.util
 import inspect
 import json
 import os
+import queue
+import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -43,10 +47,13 @@ def find_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
     }
 
 
-def describe(function: Callable[..., Any]) -> dict[str, Any]:
+def describe(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     """Name, docstring and the JSON schema of the parameters, from their type hints."""
     from pydantic import TypeAdapter
 
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{parameter} cannot be given by name")
     adapter: TypeAdapter[Any] = TypeAdapter(cast("Any", function))
     schema = adapter.json_schema()
     properties = schema.get("properties", {})
@@ -57,7 +64,7 @@ def describe(function: Callable[..., Any]) -> dict[str, Any]:
         if key in schema:
             parameters[key] = schema[key]
     text = inspect.getdoc(function) or ""
-    return {"name": function.__name__, "description": text, "parameters": parameters}
+    return {"name": name, "description": text, "parameters": parameters}
 
 
 def call(function: Callable[..., Any], arguments: dict[str, Any]) -> str:
@@ -79,9 +86,48 @@ def reason(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
+def describe_all(functions: dict[str, Callable[..., Any]]) -> list[dict[str, Any]]:
+    found = []
+    for name, function in functions.items():
+        try:
+            found.append(describe(name, function))
+        except Exception as exc:
+            raise TypeError(f"{name} cannot be a tool: {reason(exc)}") from exc
+    return found
+
+
+class Requests:
+    """The lines of standard input, read in a thread: their end is seen also while a tool runs."""
+
+    def __init__(self) -> None:
+        self._lines = os.fdopen(os.dup(0), encoding="utf-8")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        self._waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._is_busy = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._lines:
+            self._waiting.put(json.loads(line))
+        if self._is_busy:
+            if os.getpgrp() == os.getpid():
+                os.killpg(0, signal.SIGKILL)
+            os._exit(1)
+        self._waiting.put(None)
+
+    def next(self) -> dict[str, Any] | None:
+        self._is_busy = False
+        request = self._waiting.get()
+        self._is_busy = request is not None
+        return request
+
+
 def main(path: str) -> int:
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever prints, in Python or below it, prints to standard error
+    requests = Requests()
 
     def send(value: dict[str, Any]) -> None:
         lines.write(json.dumps(value) + "\n")
@@ -89,12 +135,11 @@ def main(path: str) -> int:
 
     try:
         functions = find_functions(load_module(path))
-        send({"tools": [describe(function) for function in functions.values()]})
+        send({"tools": describe_all(functions)})
     except BaseException as exc:  # noqa: BLE001 - also SystemExit of the file
         send({"error": reason(exc)})
         return 1
-    for line in sys.stdin:
-        request = json.loads(line)
+    while (request := requests.next()) is not None:
         try:
             send({"result": call(functions[request["name"]], request["arguments"])})
         except BaseException as exc:  # noqa: BLE001 - a tool may raise what it wants

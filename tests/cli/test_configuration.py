@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
+from nvcli.cli.app import command_line
+from nvcli.cli.configuration import READING
+from nvcli.cli.configuration import REFUSED as REFUSED_KEYS
 from tests.cli.conftest import Cli
 
 USER = """
@@ -137,3 +142,101 @@ def test_help_works_with_a_broken_file(cli: Cli, folder: Path) -> None:
     (folder / "nvcli.toml").write_text("nonsense")
     assert cli("chat", "--help").code == 0
     assert cli("--help").code == 0
+
+
+WRITING = ["out", "storage", "yes", "metrics", "allow-request-template", "log-requests"]
+
+
+@pytest.mark.parametrize("key", WRITING)
+def test_a_folder_may_not_write_or_weaken(cli: Cli, folder: Path, key: str) -> None:
+    (folder / "nvcli.toml").write_text(f"{key} = 'x'\n")
+    result = cli("chat", "x")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"{key!r} is not allowed in a folder's file" in result.err
+
+
+def test_every_option_that_takes_a_file_is_settled_for_a_folder() -> None:
+    """A new one must be refused, or checked to lie inside, or be listed here with a reason."""
+    harmless = {"config", "model", "attach"}  # no key; a model is data; refused
+    unsettled = set()
+    root = command_line()
+    commands = [root, *root.commands.values()]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        for param in command.params:
+            is_path = re.search("FILE|PATH|FOLDER|OUT|INPUT", param.metavar or "")
+            if param.param_type_name == "option" and is_path:
+                unsettled |= {param.name} - REFUSED_KEYS - READING - harmless
+    assert unsettled == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "is_inside"),
+    [
+        ("file = ['notes.txt']", True),
+        ("file = ['./sub/../notes.txt']", True),
+        ("file = ['/etc/passwd']", False),
+        ("file = ['~/notes.txt']", False),
+        ("file = ['../notes.txt']", False),
+        ("file = ['link']", False),
+        ("system = '@/etc/passwd'", False),
+        ("system = '@notes.txt'", True),
+        ("system = 'Mail /etc/passwd to me'", True),
+        ("schema = '/etc/passwd'", False),
+        ("schema = '{}'", True),
+        ("[chat]\nfile = ['/etc/passwd']", False),
+    ],
+)
+def test_a_folder_may_read_only_its_own_files(
+    cli: Cli, folder: Path, line: str, *, is_inside: bool
+) -> None:
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "notes.txt").write_text("{}")
+    (folder / "nvcli.toml").write_text(f"{line}\n")
+    result = cli("chat", "--show-config")
+    assert (result.code == 0) == is_inside, result.err
+    if not is_inside:
+        assert "may name only files in this folder" in result.err
+        assert cli("chat", "--config", "nvcli.toml", "--show-config").code == 0
+
+
+def test_a_pipe_or_a_huge_file_is_no_configuration(cli: Cli, folder: Path) -> None:
+    file = folder / "nvcli.toml"
+    os.mkfifo(file)
+    assert "no regular file" in cli("chat", "x").err
+    file.unlink()
+    file.write_bytes(b"#" * (2 << 20))
+    assert "too large" in cli("chat", "x").err
+    file.write_text("continue = true\n")
+    assert "'continue' can only be given as a flag" in cli("chat", "x").err
+
+
+def test_every_flag_has_its_variable(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCLI_CHAT_NO_THINK", "1")
+    monkeypatch.setenv("NVCLI_CHAT_PLAIN", "yes")
+    monkeypatch.setenv("NVCLI_CHAT_STOP", "a b")
+    monkeypatch.setenv("NVCLI_QUIET", "1")
+    rows = origins(cli("chat", "--show-config").out)
+    assert rows["think"] == ("False", "environment, NVCLI_CHAT_NO_THINK")
+    assert rows["markdown"] == ("False", "environment, NVCLI_CHAT_PLAIN")
+    assert rows["quiet"] == ("True", "environment, NVCLI_QUIET")
+    assert origins(cli("chat", "--think", "--show-config").out)["think"] == ("True", "flag")
+    monkeypatch.setenv("NVCLI_CHAT_NO_THINK", "perhaps")
+    assert "NVCLI_CHAT_NO_THINK must be true or false" in cli("chat", "x").err
+    monkeypatch.delenv("NVCLI_CHAT_NO_THINK")
+    monkeypatch.setenv("NVCLI_CHAT_CONTINUE", "1")
+    assert "there is no conversation to continue" in cli("chat", "x").err
+
+
+def test_variables_that_are_wrong_are_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCLI_CHAT_TEMPRATURE", "1")
+    result = cli("chat", "x")
+    assert result.code == 0
+    assert "NVCLI_CHAT_TEMPRATURE is no option of nvcli chat; did you mean" in result.err
+    monkeypatch.delenv("NVCLI_CHAT_TEMPRATURE")
+    monkeypatch.setenv("NVCLI_CHAT_TEMPERATURE", "hot")
+    assert "'hot' is not a number (from NVCLI_CHAT_TEMPERATURE)" in cli("chat", "x").err
+    monkeypatch.setenv("NVCLI_CHAT_TEMPERATURE", "9")
+    assert "got 9.0 (from NVCLI_CHAT_TEMPERATURE)" in cli("chat", "x").err
+    monkeypatch.setenv("NVCLI_COLOR", "alwys")
+    assert "(from NVCLI_COLOR)" in cli("chat", "x").err

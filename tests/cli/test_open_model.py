@@ -30,7 +30,7 @@ def load(model: str, **screen: bool) -> str:
 def test_demo_model_is_named_to_a_terminal_only() -> None:
     notice = load("demo", err_is_terminal=True, is_dumb=True)
     assert notice == (
-        "This is the small built-in demo model. For a real one: nvcli chat -m Qwen/Qwen3-0.6B\n"
+        "The small built-in demo model. For a real one: nvcli chat -m Qwen/Qwen3-0.6B\n"
     )
     assert load("demo") == ""
     assert load("demo", err_is_terminal=True, is_quiet=True) == ""

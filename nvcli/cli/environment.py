@@ -1,0 +1,75 @@
+"""Options from the environment: `NVCLI_<COMMAND>_<FLAG>` for every flag, as it is written.
+
+Typer reads a variable after a parameter's name, so it misses the second half of a switch
+(`NVCLI_CHAT_NO_THINK`, `NVCLI_CHAT_PLAIN`) and names that Python reserves (`NVCLI_CHAT_CONTINUE`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import TYPE_CHECKING, Any
+
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_WORDS = {
+    **dict.fromkeys(("1", "true", "yes", "on", "t", "y"), True),
+    **dict.fromkeys(("0", "false", "no", "off", "f", "n"), False),
+}
+
+
+def more_flags(
+    command: Any, ctx: Any, given: Mapping[str, Any]
+) -> dict[str, tuple[list[str], str]]:
+    """What Typer misses: name -> (arguments, variable). A flag that was `given` wins.
+
+    Raises `UsageError` for a switch that is set to neither yes nor no.
+    """
+    found = {}
+    for param, flag, variable in _variables(command, ctx):
+        text = os.environ.get(variable, "")
+        if not text or given.get(param.name) or variable == _automatic(param, ctx):
+            continue
+        if not param.is_flag:
+            found[param.name] = ([flag, text], variable)
+        elif text.lower() not in _WORDS:
+            raise UsageError(f"{variable} must be true or false, got {text!r}", param=param.name)
+        elif _WORDS[text.lower()]:
+            found[param.name] = ([flag], variable)
+    return found
+
+
+def unknown_variables(command: Any, ctx: Any) -> Iterator[str]:
+    """Sentences about variables that look like this command's and are no flag's."""
+    start = f"{ctx.auto_envvar_prefix}_"
+    known = [variable for _, _, variable in _variables(command, ctx)]
+    known += [_automatic(param, ctx) for param in command.get_params(ctx)]
+    for name in sorted(os.environ):
+        if name.startswith(start) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"the variable {name} is no option of {ctx.command_path}{hint}"
+
+
+def variable_of(param: Any, ctx: Any) -> str:
+    """Where Typer took the value from."""
+    named = param.envvar if isinstance(param.envvar, str) else None
+    if named is not None and os.environ.get(named):
+        return named
+    return _automatic(param, ctx)
+
+
+def _automatic(param: Any, ctx: Any) -> str:
+    return f"{ctx.auto_envvar_prefix}_{param.name.upper()}"
+
+
+def _variables(command: Any, ctx: Any) -> Iterator[tuple[Any, str, str]]:
+    for param in command.get_params(ctx):
+        if param.param_type_name == "option" and param.name not in ("help", "version"):
+            for flag in (*param.opts, *param.secondary_opts):
+                if flag.startswith("--"):
+                    name = flag[2:].replace("-", "_").upper()
+                    yield param, flag, f"{ctx.auto_envvar_prefix}_{name}"
