@@ -6,7 +6,8 @@
 For each number of streams: the prompts in one in-process batch, then as that many concurrent
 streams over HTTP (completions, token ids in, one event a token), from a client process of its own.
 `--qwen3-0.6b` needs no files: it writes the shape of Qwen3-0.6B with a small byte tokenizer. Every
-output runs to its length; each pass has prompts of its own.
+output runs to its length; each pass has prompts of its own. With `--seconds` no pass begins after
+that time (loading counted), but each number of streams gets one.
 
 Prints a card to standard error; the row goes to `benchmarks/results/` and to standard output.
 """
@@ -40,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--input", type=int, default=128)
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--passes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument(
         "--switch", type=float, nargs="+", default=[0.005], help="seconds between thread switches"
     )
@@ -146,6 +148,37 @@ def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
     return [[draw.randrange(97, 123) for _ in range(length)] for _ in range(count)]
 
 
+def one_pass(
+    llm: Any, params: Any, args: argparse.Namespace, *, count: int, port: int, seed: int
+) -> dict[str, Any]:
+    """The in-process batch, then the same number of streams over HTTP."""
+    began = time.perf_counter()
+    outputs = llm.generate(prompts_of(count, args.input, seed), params)
+    seconds = time.perf_counter() - began
+    tokens = sum(output.usage.completion_tokens for output in outputs)
+    prompts = prompts_of(count, args.input, seed + 1)
+    spec = {"model": "m", "port": port, "prompts": prompts, "output": args.output}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.serve_load", "--client", "1"],
+        input=json.dumps(spec),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ},
+    )
+    http = json.loads(done.stdout)
+    row = {
+        "streams": count,
+        "batch_tokens_per_s": round(tokens / seconds, 1),
+        "http_tokens_per_s": round(count * args.output / http["seconds"], 1),
+        "ttft_ms": http["ttft_ms"],
+        "gap_ms": http["gap_ms"],
+        "events": http["events"],
+    }
+    row["ratio"] = round(row["http_tokens_per_s"] / row["batch_tokens_per_s"], 4)
+    return row
+
+
 def main() -> None:
     args = arguments()
     if args.client:
@@ -161,6 +194,7 @@ def main() -> None:
     from nvcli.server.remote_engine import RemoteEngine
     from nvcli.server.run import listen
 
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         if args.is_qwen:
             write_qwen(Path(folder))
@@ -189,56 +223,46 @@ def main() -> None:
     params = llm.sampling(
         temperature=1.0, top_p=1.0, top_k=0, max_tokens=args.output, ignore_eos=True
     )
-    rows: list[dict[str, Any]] = []
+    done: dict[int, list[dict[str, Any]]] = {count: [] for count in args.streams}
+    port = listener.getsockname()[1]
     seed = 0
-    for count in [args.streams[0], *args.streams]:  # the first warms up
-        passes: list[dict[str, Any]] = []
-        for switch in args.switch * args.passes:
-            sys.setswitchinterval(switch)
-            seed += 1
-            began = time.perf_counter()
-            outputs = llm.generate(prompts_of(count, args.input, seed), params)
-            seconds = time.perf_counter() - began
-            tokens = sum(output.usage.completion_tokens for output in outputs)
-            seed += 1
-            spec = {
-                "model": "m",
-                "port": listener.getsockname()[1],
-                "prompts": prompts_of(count, args.input, seed),
-                "output": args.output,
-            }
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.serve_load", "--client", "1"],
-                input=json.dumps(spec),
-                capture_output=True,
-                text=True,
-                check=True,
-                env={**os.environ},
-            )
-            http = json.loads(done.stdout)
-            row = {
-                "streams": count,
-                "switch_s": switch,
-                "batch_tokens_per_s": round(tokens / seconds, 1),
-                "http_tokens_per_s": round(count * args.output / http["seconds"], 1),
-                "ttft_ms": http["ttft_ms"],
-                "gap_ms": http["gap_ms"],
-                "events": http["events"],
-            }
-            row["ratio"] = round(row["http_tokens_per_s"] / row["batch_tokens_per_s"], 4)
-            print(json.dumps(row), file=sys.stderr, flush=True)
-            passes.append(row)
+    loaded_s = time.perf_counter() - started
+    print(f"loaded in {loaded_s:.1f} s", file=sys.stderr, flush=True)
+    load_before = os.getloadavg()[0]
+    # The first pass of all warms up; then every pass takes each number of streams in turn.
+    plan = [(args.streams[0], args.switch[0], False)] + [
+        (count, switch, True)
+        for _ in range(args.passes)
+        for switch in args.switch
+        for count in args.streams
+    ]
+    for count, switch, counts in plan:
+        if counts and done[count] and time.perf_counter() - started > args.seconds:
+            continue
+        sys.setswitchinterval(switch)
+        seed += 2
+        row = one_pass(llm, params, args, count=count, port=port, seed=seed)
+        row["switch_s"] = switch
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        if counts:
+            done[count].append(row)
+    rows = []
+    for passes in done.values():
         passes.sort(key=lambda row: float(row["ratio"]))
-        rows.append(passes[len(passes) // 2])  # the median of the ratios
+        rows.append({**passes[len(passes) // 2], "num_passes": len(passes)})  # the median of ratios
     write_row(
         "serve_load",
-        metrics={"passes": rows[1:], "targets": TARGETS},
+        metrics={
+            "passes": rows,
+            "targets": TARGETS,
+            "loaded_s": round(loaded_s, 1),
+            "load_average": [round(load_before, 2), round(os.getloadavg()[0], 2)],
+        },
         config={
             "model": "Qwen3-0.6B, random weights" if args.is_qwen else args.model,
             "input_tokens": args.input,
             "output_tokens": args.output,
             "engine": args.engine,
-            "median_of_passes": args.passes * len(args.switch),
         },
         peer="LLM.generate, same process",
     )
