@@ -1,10 +1,14 @@
 """How far `bench plan` is off: calibrate, predict, then measure TTFT, TPOT and throughput.
 
-    python -m benchmarks.plan_error demo --concurrency 1,4,8,16
-    python -m benchmarks.plan_error qwen3-0.6b qwen3-8b --in-len 1024 --out-len 256
+    python -m benchmarks.plan_error demo --concurrency 1,8,16 --in-len 128 --out-len 64 --times 8
+    python -m benchmarks.plan_error qwen3-0.6b qwen3-8b --concurrency 1,8,64,256
 
 `qwen3-0.6b` and `qwen3-8b` are those shapes with random weights, nothing is downloaded. Everything
-runs in this process, without HTTP. One row a model is appended to `results/plan_error.jsonl`.
+runs in this process, without HTTP. Each load lasts `--times` the time that is predicted for one of
+its requests, its first sends spread over one, so that it is steady soon. `--clock cpu` counts the
+process's CPU time in place of the wall's: on a machine that others use as well it is closer to what
+a quiet one would show, as long as one thread computes (OMP_NUM_THREADS=1). One row a model is
+appended to `results/plan_error.jsonl`; on CUDA it has what NVML told.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +28,7 @@ SHAPES = {  # hidden, layers, heads, intermediate, tied
     "qwen3-4b": (2560, 36, 32, 9728, True),
     "qwen3-8b": (4096, 36, 32, 12288, False),
 }
+SHORTEST_S = 3.0
 
 
 def write_config(folder: Path, name: str) -> None:
@@ -47,81 +53,106 @@ def write_config(folder: Path, name: str) -> None:
 
 
 def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str, Any]:
-    from nvcli.bench import calibrate
+    from nvcli.bench import calibrate, nvml
     from nvcli.bench.engine_run import Bench
-    from nvcli.bench.offline import run_throughput
     from nvcli.bench.points import default_points, run_points
-    from nvcli.bench.record import read_runs
-    from nvcli.bench.summary import summarize
     from nvcli.bench.workload import Lengths, Workload
     from nvcli.llm import LLM
 
     # Equal lengths would run in lock-step: half to one and a half times the mean.
     around = [Lengths.parse(f"{n // 2}:{n + n // 2}") for n in (args.in_len, args.out_len)]
     workload = Workload(in_len=around[0], out_len=around[1])
-    points: list[dict[str, Any]] = []
+    begin = time.perf_counter()
     with LLM(model, load_format=load_format, max_num_seqs=args.max_num_seqs) as llm:
         bench = Bench.of(llm)
+        seconds = {"start": time.perf_counter() - begin}
         rows, found = run_points(
-            bench, default_points(llm), repeats=args.repeat, seed=0, progress=print
+            bench,
+            default_points(llm),
+            repeats=args.repeat,
+            rounds=args.rounds,
+            seed=0,
+            progress=lambda text: print(f"{time.perf_counter() - begin:6.1f} s  {text}"),
         )
         assert found is not None, "too few points to calibrate"
         calibrate.save(found)
-        for concurrency in args.concurrency:
-            with tempfile.TemporaryDirectory() as folder:
-                outcome = run_throughput(
-                    bench,
-                    workload,
-                    concurrency=concurrency,
-                    num_requests=None,
-                    duration_s=args.duration,
-                    warmup="auto",
-                    slo={},
-                    path=Path(folder) / "run.jsonl",
-                )
-                json_ = summarize(read_runs(outcome.path)[0]).json
-            predicted = found.perf_model.closed(
-                concurrency, args.in_len, args.out_len, llm.max_num_seqs
-            )
-            pairs = {
-                "ttft_ms": (json_["ttft_ms"]["mean"], predicted.ttft_s * 1e3),
-                "tpot_ms": (json_["tpot_ms"]["mean"], (predicted.tpot_s or 0) * 1e3),
-                "out_tok_s": (
-                    json_["throughput"]["output_tokens_per_s"],
-                    predicted.output_tokens_per_s,
-                ),
-            }
-            point = {
-                "concurrency": concurrency,
-                "ok": json_["counts"]["ok"],
-                "little": json_["little"]["verdict"],
-                **{
-                    name: {
-                        "measured": m,
-                        "predicted": p,
-                        "error": p / m - 1 if m else None,
-                    }
-                    for name, (m, p) in pairs.items()
-                },
-            }
-            points.append(point)
-            print(
-                f"c = {concurrency:4}  "
-                + "  ".join(
-                    f"{name} {m:.4g} predicted {p:.4g} ({100 * (p / m - 1):+.0f} %)"
-                    for name, (m, p) in pairs.items()
-                    if m
-                )
-            )
+        seconds["steps"] = time.perf_counter() - begin - seconds["start"]
+        points = [_point(bench, workload, found, c, args) for c in args.concurrency]
+    seconds["all"] = time.perf_counter() - begin
+    print(f"{seconds['all']:.0f} s in all")
     return {
         "points": points,
+        "seconds": seconds,
         "leave_one_out": found.errors,
         "cost": found.cost.as_json(),
         "steps_ms": {r["name"]: sorted(r["t_s"])[len(r["t_s"]) // 2] * 1e3 for r in rows},
         "notes": found.notes,
-        "hardware": {"bandwidth": bench.hardware.bandwidth, "flops": bench.hardware.flops,
-                     "source": bench.hardware.source},
-    }  # fmt: skip
+        "hardware": {
+            "bandwidth": bench.hardware.bandwidth,
+            "flops": bench.hardware.flops,
+            "source": bench.hardware.source,
+        },
+        "attention": bench.llm.startup.attention_backend,
+        "nvml": nvml.gpu_facts(),
+    }
+
+
+def _point(
+    bench: Any, workload: Any, found: Any, concurrency: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """One load, measured and predicted."""
+    from nvcli.bench.offline import run_throughput
+    from nvcli.bench.record import read_runs
+    from nvcli.bench.summary import summarize
+
+    slots = bench.llm.max_num_seqs
+    predicted = found.perf_model.closed(concurrency, args.in_len, args.out_len, slots)
+    duration = min(max(args.times * predicted.e2e_s, SHORTEST_S), args.duration)
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run_throughput(
+            bench,
+            workload,
+            concurrency=concurrency,
+            num_requests=None,
+            duration_s=duration,
+            warmup="auto",
+            slo={},
+            path=Path(folder) / "run.jsonl",
+            with_gpu=bench.device == "cuda",
+            stagger_s=min(predicted.e2e_s, duration / 2),
+        )
+        json_ = summarize(read_runs(outcome.path)[0]).json
+    pairs = {
+        "ttft_ms": (json_["ttft_ms"]["mean"], predicted.ttft_s * 1e3),
+        "tpot_ms": (json_["tpot_ms"]["mean"], (predicted.tpot_s or 0) * 1e3),
+        "out_tok_s": (json_["throughput"]["output_tokens_per_s"], predicted.output_tokens_per_s),
+    }
+    print(
+        f"c = {concurrency:4}  "
+        + "  ".join(
+            f"{name} {m:.4g} predicted {p:.4g} ({100 * (p / m - 1):+.0f} %)"
+            for name, (m, p) in pairs.items()
+            if m
+        )
+    )
+    return {
+        "concurrency": concurrency,
+        "ok": json_["counts"]["ok"],
+        "duration_s": duration,
+        "little": json_["little"]["verdict"],
+        "mean_in_flight": json_["concurrency"]["mean"],
+        "energy": json_["energy"],
+        **{
+            name: {"measured": m, "predicted": p, "error": p / m - 1 if m else None}
+            for name, (m, p) in pairs.items()
+        },
+    }
+
+
+def count_cpu_time() -> None:
+    """From here on the monotonic clock is the CPU time of this process. Before nvcli is imported:
+    the engine takes the clock when its classes are made."""
+    time.monotonic, time.monotonic_ns = time.process_time, time.process_time_ns
 
 
 def main() -> None:
@@ -130,11 +161,16 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,64,256")
     parser.add_argument("--in-len", type=int, default=1024)
     parser.add_argument("--out-len", type=int, default=256)
-    parser.add_argument("--duration", type=float, default=20.0)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--duration", type=float, default=25.0, help="the longest of one load")
+    parser.add_argument("--times", type=float, default=2.0, help="a load lasts so many stays")
+    parser.add_argument("--repeat", type=int, default=9)
+    parser.add_argument("--rounds", type=int, help="default: 1 on CUDA, 3 on the CPU")
     parser.add_argument("--max-num-seqs", type=int)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     args = parser.parse_args()
     args.concurrency = [int(n) for n in args.concurrency.split(",")]
+    if args.clock == "cpu":
+        count_cpu_time()
     for name in args.models:
         with tempfile.TemporaryDirectory() as folder:
             path, load_format = name, "auto"
@@ -148,7 +184,7 @@ def main() -> None:
             "in_len": args.in_len,
             "out_len": args.out_len,
             "spread": "uniform, 0.5 to 1.5 of the mean",
-            "duration_s": args.duration,
+            "clock": args.clock,
         }
         write_row("plan_error", metrics=metrics, config=config)
 

@@ -138,7 +138,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench throughput")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --requests --duration --until-ci --repeat --warmup --slo --in-len --out-len --data --prefix --cache --turns --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --requests --duration --until-ci --repeat --warmup --slo --gpu-metrics --in-len --out-len --data --prefix --cache --turns --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;

@@ -295,6 +295,7 @@ complete -c nvcli -n '__nvcli_at '\''bench throughput'\''' -l until-ci -x -d 'En
 complete -c nvcli -n '__nvcli_at '\''bench throughput'\''' -l repeat -x -d 'Run the load N times; from three on '\''compare'\'' resamples whole runs.'
 complete -c nvcli -n '__nvcli_at '\''bench throughput'\''' -l warmup -x -a 'auto' -d 'What the report cuts at the start; auto (default) finds it.'
 complete -c nvcli -n '__nvcli_at '\''bench throughput'\''' -l slo -x -d 'ttft=300ms,tpot=25ms,e2e=5s,stall=1s; exit 5 when more than 1 % miss them.'
+complete -c nvcli -n '__nvcli_at '\''bench throughput'\''' -l gpu-metrics -d 'Sample the power and use of the GPU (NVML).'
 complete -c nvcli -n '__nvcli_at '\''bench throughput'\''' -l in-len -x -d 'Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. Default: 128 (card: 64:192).'
 complete -c nvcli -n '__nvcli_at '\''bench throughput'\''' -l out-len -x -d 'Answer tokens, in the same ways. Default: 64 (card: 32:96).'
 complete -c nvcli -n '__nvcli_at '\''bench throughput'\''' -l data -x -d 'random token ids (default), jsonl:PATH or sharegpt:PATH.'

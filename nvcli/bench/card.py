@@ -270,9 +270,10 @@ def _energy(json: dict[str, Any]) -> list[str]:
     energy = json.get("energy")
     if not energy:
         return []
-    return [
-        f"energy    {number(energy['power_w'])} W · {number(energy['joule_per_token'])} J/token"
-    ]
+    text = f"energy    {number(energy['power_w'])} W · {number(energy['joule_per_token'])} J/token"
+    if energy["busy"] is not None:
+        text += f" · GPU busy {number(energy['busy'])} % of the time"
+    return [f"{text} (NVML's {energy['source']})"]
 
 
 def _strips(summary: Summary) -> list[str]:

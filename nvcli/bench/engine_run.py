@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nvcli import __version__
 from nvcli.bench.calibrate import Calibration, key_of
 from nvcli.bench.machine import environment, hardware_of
+from nvcli.bench.nvml import gpu_facts
 from nvcli.bench.perf_model import Cost, Hardware, Shape, pairs_of
 from nvcli.bench.record import (
     StepRecord,
@@ -62,6 +64,8 @@ class Bench:
             eager=config.enforce_eager,
             budget=budget,
             depth=depth,
+            engine=__version__,
+            limits=_gpu_limits() if device == "cuda" else None,
         )
         return cls(llm, shape, hardware, budget, depth, device, key)
 
@@ -93,6 +97,12 @@ class Bench:
                 "hardware": asdict(self.hardware),
             },
         }
+
+
+def _gpu_limits() -> list[Any]:
+    """What makes the same GPU another machine: its power cap and highest clock."""
+    facts = gpu_facts() or {}
+    return [facts.get("power_cap_w"), facts.get("max_sm_clock_mhz")]
 
 
 def model_name(name: str) -> str:

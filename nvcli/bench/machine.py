@@ -20,7 +20,7 @@ from nvcli import __version__
 from nvcli.bench.perf_model import Hardware
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 # name -> (bytes/s, dense bfloat16 FLOP/s), NVIDIA datasheets; the longest name that fits wins
 DATASHEET = {
@@ -108,6 +108,8 @@ def environment(device: str, device_name: str) -> dict[str, Any]:
         "versions": {n: v for n in ("torch", "triton") if (v := _version(n))},
     }
     if device == "cuda":
+        from nvcli.bench.nvml import gpu_facts
+
         found["gpu"] = gpu_facts()
     return found
 
@@ -147,51 +149,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-# --- NVML ----------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def nvml() -> Iterator[Any]:
-    """NVML's module and a handle of the first visible GPU as `(module, handle)`; None without."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # noqa: BLE001 - no driver, no permission, no library: there is no NVML
-        yield None
-        return
-    try:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        index = int(visible) if visible.isdigit() else 0
-        yield pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def gpu_facts() -> dict[str, Any] | None:
-    with nvml() as found:
-        if found is None:
-            return None
-        lib, gpu = found
-
-        def ask(call: Callable[[], Any]) -> Any:
-            try:
-                value = call()
-            except lib.NVMLError:
-                return None
-            return value.decode() if isinstance(value, bytes) else value
-
-        limit = ask(lambda: lib.nvmlDeviceGetEnforcedPowerLimit(gpu))
-        mig = ask(lambda: lib.nvmlDeviceGetMigMode(gpu))
-        return {
-            "name": ask(lambda: lib.nvmlDeviceGetName(gpu)),
-            "driver": ask(lib.nvmlSystemGetDriverVersion),
-            "power_cap_w": limit / 1000 if limit else None,
-            "sm_clock_mhz": ask(lambda: lib.nvmlDeviceGetClockInfo(gpu, lib.NVML_CLOCK_SM)),
-            "max_sm_clock_mhz": ask(lambda: lib.nvmlDeviceGetMaxClockInfo(gpu, lib.NVML_CLOCK_SM)),
-            "memory_clock_mhz": ask(lambda: lib.nvmlDeviceGetClockInfo(gpu, lib.NVML_CLOCK_MEM)),
-            "persistence": bool(ask(lambda: lib.nvmlDeviceGetPersistenceMode(gpu))),
-            "mig": bool(mig[0]) if mig else None,
-        }

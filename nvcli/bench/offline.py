@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from nvcli.bench import calibrate, machine
 from nvcli.bench.engine_loop import EngineLoop
 from nvcli.bench.engine_run import Bench, StepLog
 from nvcli.bench.limits import resources
+from nvcli.bench.nvml import Sampler
 from nvcli.bench.points import Point, default_points, run_points
 from nvcli.bench.precision import Precision
 from nvcli.bench.record import RunWriter, new_id, now_ns, runs_folder
@@ -80,6 +82,7 @@ def run_throughput(
     command: str = "throughput",
     points: Sequence[dict[str, Any]] = (),
     until_ci: float | None = None,
+    with_gpu: bool = False,
     stagger_s: float | None = None,
 ) -> Outcome:
     """A closed loop that keeps `concurrency` requests in the engine, without HTTP.
@@ -120,7 +123,9 @@ def run_throughput(
     warm = list(workload.warm_up(**bounds))
     EngineLoop(llm).run_closed(iter(warm), concurrency=1, num_requests=len(warm))
     precision = Precision(until_ci, header) if until_ci is not None else None
-    with RunWriter(path, header) as run, StepLog(llm) as log:
+    num_gpus = startup.tensor_parallel_size
+    sampler = Sampler(num_gpus) if with_gpu else None
+    with RunWriter(path, header) as run, StepLog(llm) as log, sampler or contextlib.nullcontext():
         for point in points:
             run.point(**point)
         loop = EngineLoop(llm, run)
@@ -140,6 +145,8 @@ def run_throughput(
             loop.abandon()
         for step in log.steps:
             run.step(step)
+        for sample in sampler.take() if sampler is not None else ():
+            run.gauge(**sample)
         run.finish(
             planned=loop.num_sent,
             interrupted=was_interrupted,

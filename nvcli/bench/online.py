@@ -14,6 +14,7 @@ from nvcli.bench.client import Client, Endpoint, find_model, probe
 from nvcli.bench.engine_run import model_name
 from nvcli.bench.limits import resources
 from nvcli.bench.load_run import Load, LoadRun
+from nvcli.bench.nvml import Sampler
 from nvcli.bench.offline import base_header
 from nvcli.bench.precision import Precision
 from nvcli.bench.record import RunWriter, now_ns
@@ -111,6 +112,7 @@ class Options:
     warmup: str | float = "auto"
     slo: dict[str, float] = field(default_factory=dict)
     with_gpu: bool = False
+    num_gpus: int = 1
     ceiling: Ceiling | None = None
 
 
@@ -238,21 +240,24 @@ class Session:
         }
 
     async def _watch(self, run: RunWriter) -> None:
-        with contextlib.ExitStack() as stack:
-            gpu = stack.enter_context(machine.nvml()) if self.options.with_gpu else None
+        sampler = Sampler(self.options.num_gpus) if self.options.with_gpu else None
+        with sampler or contextlib.nullcontext():
             is_there = True
-            while True:
-                values: dict[str, float] = {}
-                if is_there:
-                    values = await self._gauges()
+            try:
+                while is_there or sampler is not None:
+                    values = await self._gauges() if is_there else {}
                     is_there = "running" in values
-                if gpu is not None:
-                    lib, handle = gpu
-                    values["power_w"] = lib.nvmlDeviceGetPowerUsage(handle) / 1000
-                    values["gpu_busy"] = lib.nvmlDeviceGetUtilizationRates(handle).gpu
-                if values:
-                    run.gauge(t_ns=now_ns(), **values)
-                await asyncio.sleep(GAUGE_S)
+                    if values:
+                        run.gauge(t_ns=now_ns(), **values)
+                    await asyncio.sleep(GAUGE_S)
+                    _keep_samples(run, sampler)
+            finally:
+                _keep_samples(run, sampler)
+
+
+def _keep_samples(run: RunWriter, sampler: Sampler | None) -> None:
+    for sample in sampler.take() if sampler is not None else ():
+        run.gauge(**sample)
 
 
 def _workload_json(workload: Workload, trace: Trace | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from nvcli.llm import LLM
 
-ROUNDS = 3
+ROUNDS = {"cuda": 1, "cpu": 3}  # a CPU does other things now and then
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,24 +95,26 @@ def run_points(
     seed: int,
     progress: Callable[[str], None],
     deadline: float | None = None,
+    rounds: int | None = None,
 ) -> tuple[list[dict[str, Any]], Calibration | None]:
     """Measure the points, fit the costs, and put floor and prediction beside each. Past the
     deadline no more than the first five are begun.
 
     The prediction of a point is the fit that left it out, where there are enough others.
     """
+    rounds = rounds or ROUNDS[bench.device]
     warm = Point(0, min(64, bench.llm.max_model_len - 2), 0)
     measure_point(bench, warm, repeats=2, seed=seed)
     times_of: dict[Point, list[float]] = {}
     depth_of: dict[Point, float] = {}
     # In rounds: what else the machine does for a second then spoils no point alone.
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for index, point in enumerate(points):
             is_late = deadline is not None and time.monotonic() > deadline
             if is_late and (number > 0 or index >= 5):
                 break
-            progress(f"{point.name}, round {number + 1} of {ROUNDS}")
-            times, depth = measure_point(bench, point, repeats=-(-repeats // ROUNDS), seed=seed)
+            progress(f"{point.name}, round {number + 1} of {rounds}")
+            times, depth = measure_point(bench, point, repeats=-(-repeats // rounds), seed=seed)
             if times:
                 times_of.setdefault(point, []).extend(times)
                 depth_of[point] = depth

@@ -29,6 +29,19 @@ def gauge_mean(samples: list[tuple[int, float]], start: int, end: int) -> float 
     return float((values[:-1] * np.diff(times)).sum() / span) if span > 0 else None
 
 
+def samples_of(run: Run, name: str) -> list[tuple[int, float]]:
+    return [(int(g["t_ns"]), float(g[name])) for g in run.gauges if name in g]
+
+
+def counter_rate(samples: list[tuple[int, float]], start: int, end: int) -> float | None:
+    """What a counter grew by, a second, between its first and last sample in the window. None
+    where it did not grow: such a counter counts nothing."""
+    inside = [(t, v) for t, v in samples if start <= t <= end]
+    if len(inside) < 2 or inside[-1][1] <= inside[0][1]:
+        return None
+    return (inside[-1][1] - inside[0][1]) / ((inside[-1][0] - inside[0][0]) / 1e9)
+
+
 def step_mean(run: Run, window: Window, value: Callable[[StepRecord], int]) -> float | None:
     """Mean over the window of what held during each step; idle time counts as 0."""
     inside = [s for s in run.steps if window.start_ns < s.t_ns <= window.end_ns]

@@ -16,7 +16,7 @@ from nvcli.bench.audit import unsound, warnings
 from nvcli.bench.explain import amdahl_rows, breakdown, limits_json, model_rows
 from nvcli.bench.metrics import METRICS, PERCENTILES, latencies, pool
 from nvcli.bench.record import ERROR, OK, TIMEOUT, UNFINISHED
-from nvcli.bench.server_side import gauge_mean, kv_tokens, server_side
+from nvcli.bench.server_side import counter_rate, gauge_mean, kv_tokens, samples_of, server_side
 from nvcli.bench.window import Window, batches, find_window, rates
 
 if TYPE_CHECKING:
@@ -275,9 +275,18 @@ def _client(run: Run, counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _energy(run: Run, rates: dict[str, Any], window: Window) -> dict[str, Any] | None:
-    power = [(int(g["t_ns"]), float(g["power_w"])) for g in run.gauges if "power_w" in g]
-    mean = gauge_mean(power, window.start_ns, window.end_ns)
+    """Of the GPUs over the window: by NVML's energy counter where there is one, else by power."""
+    mean = counter_rate(samples_of(run, "energy_j"), window.start_ns, window.end_ns)
+    source = "energy counter"
+    if mean is None:
+        mean = gauge_mean(samples_of(run, "power_w"), window.start_ns, window.end_ns)
+        source = "power samples"
     if mean is None:
         return None
     rate = rates["output_tokens_per_s"]
-    return {"power_w": mean, "joule_per_token": mean / rate if rate else None}
+    return {
+        "power_w": mean,
+        "joule_per_token": mean / rate if rate else None,
+        "busy": gauge_mean(samples_of(run, "gpu_busy"), window.start_ns, window.end_ns),
+        "source": source,
+    }

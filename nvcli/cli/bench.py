@@ -125,6 +125,7 @@ def throughput(
     repeat: opts.RunsOpt = 1,
     warmup: opts.WarmupOpt = "auto",
     slo: opts.SloOpt = None,
+    gpu_metrics: opts.GpuMetricsOpt = False,
     workload: WorkloadOptions,
     output: OutputOptions,
 ) -> int:
@@ -156,6 +157,7 @@ def throughput(
                 until_ci=until_ci,
                 warmup=warmup,
                 slo=slo or {},
+                with_gpu=gpu_metrics,
                 path=outcome.path if outcome is not None else None,
             )
             if outcome.was_interrupted:

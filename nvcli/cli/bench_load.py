@@ -83,7 +83,7 @@ def serve(
         or workload.cache == "warm"
     ):
         raise UsageError("a --trace has its own times and lengths", param="trace")
-    chosen = client_options(client, workload.workload())
+    chosen = client_options(client, workload.workload(), engine)
     output.check()
     from nvcli.bench.online import Point
     from nvcli.bench.precision import LONGEST_S
@@ -130,7 +130,7 @@ def sweep(
         raise UsageError("--concurrencies and --rates exclude each other", param="rates")
     if arrival is not None and not rates:
         raise UsageError("--arrival is for an open loop; give --rates", param="arrival")
-    chosen = client_options(client, workload.workload())
+    chosen = client_options(client, workload.workload(), engine)
     output.check()
     from nvcli.bench.online import Point
     from nvcli.bench.sweep import ladder

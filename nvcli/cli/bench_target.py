@@ -22,10 +22,17 @@ if TYPE_CHECKING:
     from nvcli.repl.screen import Screen
 
 
-def client_options(client: ClientOptions, workload: Workload) -> Options:
+def client_options(client: ClientOptions, workload: Workload, engine: EngineOptions) -> Options:
     from nvcli.bench.online import Options
 
-    return Options(workload, client.timeout, client.warmup, client.slo or {}, client.gpu_metrics)
+    return Options(
+        workload,
+        client.timeout,
+        client.warmup,
+        client.slo or {},
+        client.gpu_metrics,
+        engine.tensor_parallel_size or 1,
+    )
 
 
 @contextlib.contextmanager
