@@ -6,7 +6,8 @@ A captured step reads `rows [B, 4]` from a fixed address and everything else fro
 where they are, so replaying it costs the host one small copy and one launch. Two kinds of buckets:
 
     decode   B rows of one token: 1, 2, 4, 8, by 8 up to 256, then by 16; always max_num_seqs
-    tokens   T tokens of any rows (prompts, chunks, decoding rows mixed): 16 to 1,024
+    tokens   T tokens of any rows (prompts, chunks, decoding rows mixed): 16 to 4,096, for large
+             models to 512
 
 A step takes the smallest bucket that holds it. Rows and tokens beyond it are padding: they belong
 to the dummy slot, have no keys, store nothing and sample nothing. Larger steps, and those with
@@ -39,7 +40,13 @@ if TYPE_CHECKING:
     from nvcli.engine.step_sampler import StepSampler
     from nvcli.kernels.attention import AttentionBackend
 
-TOKEN_BUCKETS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024)
+TOKEN_BUCKETS = (
+    *(16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792),
+    *(2048, 2560, 3072, 3584, 4096),
+)
+MIN_TOKENS = 512  # buckets up to it are captured for every model
+LAUNCH_S = 15e-3  # of an eager step: a step that computes longer hides its launches
+FLOPS = 600e12  # of a Hopper GPU in such steps
 STAGING_RING = 4  # at least depth + 2 steps may have their copy outstanding
 BYTES_PER_GRAPH = 4 << 20  # an upper bound for what the driver keeps of one
 
@@ -50,9 +57,14 @@ def decode_buckets(max_num_seqs: int) -> list[int]:
     return sorted({size for size in sizes if size <= max_num_seqs})
 
 
-def token_buckets(max_num_batched_tokens: int) -> list[int]:
-    """Token counts to capture for steps that are not all decode, rising."""
-    return [size for size in TOKEN_BUCKETS if size <= max_num_batched_tokens]
+def token_buckets(max_num_batched_tokens: int, num_params: int) -> list[int]:
+    """Token counts to capture for steps that are not all decode, rising.
+
+    Up to where computing 2 operations a parameter and token takes as long as launching: beyond,
+    capturing gains nothing and padding up to the bucket costs.
+    """
+    limit = max(MIN_TOKENS, LAUNCH_S * FLOPS / (2 * num_params))
+    return [size for size in TOKEN_BUCKETS if size <= min(limit, max_num_batched_tokens)]
 
 
 class Capture:
@@ -118,7 +130,9 @@ class GraphRunner:
         self.attention = attention
         max_num_seqs = state.dummy_slot
         self.decode_sizes = decode_buckets(max_num_seqs)
-        self.token_sizes = token_buckets(max_num_batched_tokens)
+        parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+        num_params = max(1, sum(p.numel() for p in parameters))
+        self.token_sizes = token_buckets(max_num_batched_tokens, num_params)
         device = state.device
         num_tokens = max([max_num_seqs, *self.token_sizes])
         self.step = StepTensors.allocate(max_num_seqs, num_tokens, device)

@@ -81,10 +81,25 @@ def select_backend(
     candidates = _FAST if kernels.uses_triton() else {k: _FAST[k] for k in ("fa3", "fa2")}
     for key, fast in candidates.items():
         obstacle = fast.obstacle(device, dtype, head_dim, block_size)
+        if obstacle is None and fast is TritonAttention:
+            return _with_library_prefill(device, dtype, head_dim, block_size)
         if obstacle is None:
             return fast(), "; ".join([f"{key}, the fastest that fits", *obstacles])
         obstacles.append(f"no {key}: {obstacle}")
     return TorchAttention(), "; ".join(["torch, slow on CUDA", *obstacles])
+
+
+def _with_library_prefill(
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> tuple[AttentionBackend, str]:
+    """Our kernels, and FlashAttention 3 for the prompts of eager steps where it is installed."""
+    if FlashAttention3.obstacle(device, dtype, head_dim, block_size) is not None:
+        return TritonAttention(), "triton, the fastest that fits"
+    try:
+        library = FlashAttention3()
+    except (ImportError, OSError) as error:
+        return TritonAttention(), f"triton; no fa3 for long prompts: {error}"
+    return TritonAttention(prefill=library), "triton, with fa3 for long prompts"
 
 
 def attend_qkv(

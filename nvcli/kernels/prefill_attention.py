@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 QUERY_ROWS = 128  # tokens times query heads of a tile
 KEYS = 64
+NUM_WARPS, NUM_STAGES = 8, 3
 
 
 def tokens_per_tile(group_size: int) -> int:
@@ -42,14 +43,14 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     out_ptr,  # [T, Hq, D]
     q_row_stride,
     table_row_stride,
-    cache_block_stride,
-    cache_offset_stride,
-    cache_head_stride,
     scale_log2,
     HK: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
     P: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,  # of the cache, as in the decode kernel
+    OFFSET_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -94,13 +95,13 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D), tl.float32)
     table = block_table_ptr + slot * table_row_stride
-    head_offset = head.to(tl.int64) * cache_head_stride
+    head_offset = head * HEAD_STRIDE
 
     # 2. Keys that every query sees.
     for start in range(0, seen_by_all, KEYS):
         key = start + tl.arange(0, KEYS)
         block = tl.load(table + key // P).to(tl.int64)
-        at = block * cache_block_stride + (key % P) * cache_offset_stride + head_offset
+        at = block * BLOCK_STRIDE + ((key % P) * OFFSET_STRIDE + head_offset)
         at = at[:, None] + d[None, :]
         k = tl.load(k_cache_ptr + at).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
@@ -118,7 +119,7 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
         key = start + tl.arange(0, KEYS)
         is_key = key < seen_by_last
         block = tl.load(table + key // P, mask=is_key, other=0).to(tl.int64)
-        at = block * cache_block_stride + (key % P) * cache_offset_stride + head_offset
+        at = block * BLOCK_STRIDE + ((key % P) * OFFSET_STRIDE + head_offset)
         at = at[:, None] + d[None, :]
         k = tl.load(k_cache_ptr + at, mask=is_key[:, None], other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
@@ -176,17 +177,17 @@ def prefill_attention(
         out,
         q.stride(0),
         block_table.stride(0),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
         softmax_scale * LOG2_E,
         HK=num_kv_heads,
         G=num_heads // num_kv_heads,
         D=head_dim,
         P=block_size,
+        BLOCK_STRIDE=k_cache.stride(0),
+        OFFSET_STRIDE=k_cache.stride(1),
+        HEAD_STRIDE=k_cache.stride(2),
         ROWS=QUERY_ROWS,
         KEYS=KEYS,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FP8=kv_scales is not None,
-        **launch_options(q.device, num_warps=8, num_stages=3),
+        **launch_options(q.device, num_warps=NUM_WARPS, num_stages=NUM_STAGES),
     )

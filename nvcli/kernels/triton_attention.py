@@ -2,7 +2,8 @@
 
 A mixed step runs both kernels: rows of one token go to the split-KV decode kernel, the others to
 the prefill kernel, as the plan made on the device says. Nothing depends on a host integer but the
-size of the grids, so a step can be captured in a CUDA graph.
+size of the grids, so a step can be captured in a CUDA graph. Steps that are not captured may leave
+their prompts to a library, which is ahead where there is much to compute.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nvcli.kernels.attention import AttentionBackend
     from nvcli.kernels.attention_plan import AttentionPlan
     from nvcli.layers.forward_batch import ForwardBatch
 
@@ -25,7 +27,9 @@ MIN_COUNTERS = 1024  # rows
 class TritonAttention:
     name = "triton"
 
-    def __init__(self) -> None:
+    def __init__(self, prefill: AttentionBackend | None = None) -> None:
+        """prefill: takes eager steps that are not all decode."""
+        self._prefill = prefill
         self._counters: list[Tensor] = []  # the last is in use; captured graphs know the others
         self._num_sms: int | None = None
 
@@ -63,6 +67,10 @@ class TritonAttention:
         from nvcli.kernels.decode_attention import decode_attention
         from nvcli.kernels.prefill_attention import prefill_attention
 
+        if self._prefill is not None and not (
+            batch.is_padded or self._is_decode(q.shape[0], batch)
+        ):
+            return self._prefill.forward(q, k_cache, v_cache, batch, softmax_scale, kv_scales)
         if batch.plan is None:
             batch.plan = self._make_plan(q, k_cache.shape[2], batch)
         plan, table = cast("AttentionPlan", batch.plan), batch.block_table

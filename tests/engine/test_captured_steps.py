@@ -202,4 +202,6 @@ def test_buckets_always_hold_the_largest_batch() -> None:
     assert decode_buckets(300)[-4:] == [256, 272, 288, 300]
     for size in range(1, 600):
         assert decode_buckets(size)[-1] == size
-    assert token_buckets(100) == [16, 32, 64]
+    assert token_buckets(100, 1) == [16, 32, 64]
+    assert token_buckets(16_384, 440_000_000)[-1] == 4096  # Qwen3-0.6B
+    assert token_buckets(16_384, 8_000_000_000)[-1] == 512

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import random
 
 import pytest
@@ -12,6 +14,7 @@ from nvcli.errors import DeviceError
 from nvcli.kernels import attention, reference
 from nvcli.kernels.attention import select_backend
 from nvcli.kernels.torch_attention import TorchAttention
+from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.forward_batch import ForwardBatch
 from tests.builders_torch import Rows, make_forward_batch
 
@@ -181,9 +184,43 @@ def test_auto_on_hopper_without_triton_says_what_to_install(
 def test_auto_takes_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_device(monkeypatch, capability=(9, 0))
     monkeypatch.setattr("nvcli.kernels.HAS_TRITON", True)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    only_triton = {"triton": object()}
+    monkeypatch.setattr("importlib.util.find_spec", only_triton.get)
     name, reason = select("auto", device=torch.device("cuda"))
     assert (name, reason) == ("triton", "triton, the fastest that fits")
+
+
+def test_auto_leaves_long_prompts_to_fa3_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_device(monkeypatch, capability=(9, 0))
+    monkeypatch.setattr("nvcli.kernels.HAS_TRITON", True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib, "import_module", lambda name: object())
+    name, reason = select("auto", device=torch.device("cuda"))
+    assert (name, reason) == ("triton", "triton, with fa3 for long prompts")
+
+    def broken(name: str) -> object:
+        raise OSError("undefined symbol")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    name, reason = select("auto", device=torch.device("cuda"))
+    assert (name, reason) == ("triton", "triton; no fa3 for long prompts: undefined symbol")
+
+
+@pytest.mark.torch
+def test_eager_prompts_are_the_librarys_and_decode_steps_ours() -> None:
+    class Library:
+        def forward(self, q: torch.Tensor, *rest: object) -> torch.Tensor:
+            return torch.full_like(q, 7.0)
+
+    q, k, v, batch = make_case([(3, 3), (1, 9)])
+    backend = TritonAttention(prefill=Library())
+    assert torch.equal(backend.forward(q, k, v, batch, 1.0), torch.full_like(q, 7.0))
+    decode = make_case([(1, 3), (1, 9)])[3]
+    assert backend._is_decode(2, decode)
+    batch.is_padded = True
+    assert not backend._is_decode(4, batch)
 
 
 def test_absent_package_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
