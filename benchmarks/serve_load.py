@@ -191,6 +191,7 @@ def main() -> None:
     from nvcli.llm import LLM
     from nvcli.server.app import create_app
     from nvcli.server.config import ServerConfig
+    from nvcli.server.http_protocol import GuardedProtocol
     from nvcli.server.remote_engine import RemoteEngine
     from nvcli.server.run import listen
 
@@ -210,7 +211,9 @@ def main() -> None:
         served = RemoteEngine(engine_config) if args.engine == "process" else llm
     app = create_app(ServerConfig(served_model_names=("m",)), served)
     listener = listen(ServerConfig(port=0)).socket
-    config = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools", loop="uvloop")
+    config = uvicorn.Config(
+        app, log_config=None, lifespan="off", http=GuardedProtocol, loop="uvloop"
+    )
     server = uvicorn.Server(config)
     loop = config.get_loop_factory()
 

@@ -77,8 +77,11 @@ def _key(value: dict[str, Any], on_duplicate: OnDuplicate) -> bytes:
     return key_of(record_id)
 
 
-def scan(path: Path, on_duplicate: OnDuplicate, *, drop_errors: bool) -> ExistingOutput:
+def scan(
+    path: Path, on_duplicate: OnDuplicate, *, drops_error_at: Callable[[int], bool]
+) -> ExistingOutput:
     """Read the whole lines of an output; half a line at the end is passed over. Changes nothing.
+    Failures of records at these indices count as not there: they are to be run again.
 
     Raises `UsageError` for a file that is no output of ours.
     """
@@ -87,7 +90,7 @@ def scan(path: Path, on_duplicate: OnDuplicate, *, drop_errors: bool) -> Existin
     for line in split_lines(_chunks(path, None if is_whole else start)):
         value = read_line(path, line.number, line.data)
         is_error = value.get("error") is not None
-        if is_error and drop_errors:
+        if is_error and drops_error_at(value["index"]):
             found.num_dropped += 1
             continue
         found.num_records += 1
@@ -98,8 +101,9 @@ def scan(path: Path, on_duplicate: OnDuplicate, *, drop_errors: bool) -> Existin
     return found
 
 
-def repair_tail(path: Path) -> None:
-    """Make the file end in LF: half a line at the end is cut off, a whole one gets its LF.
+def repair_tail(path: Path, *, is_ours: bool = True) -> None:
+    """Make the file end in LF: half a line at the end is cut off, a whole one gets its LF. In a
+    file that may be another's only the beginning of an object is half a line.
 
     Raises `OutputError`.
     """
@@ -107,13 +111,19 @@ def repair_tail(path: Path) -> None:
     if start == path.stat().st_size:
         return
     try:
-        if is_whole:
+        if is_whole or not (is_ours or _starts_object(path, start)):
             with path.open("ab") as file:
                 file.write(b"\n")
         else:
             os.truncate(path, start)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _starts_object(path: Path, start: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(1) == b"{"
 
 
 def _inspect_tail(path: Path) -> tuple[int, bool]:
@@ -144,13 +154,14 @@ def _tail_start(file: Any, size: int) -> int:
     return 0
 
 
-def drop_errors(path: Path) -> None:
-    """Rewrite the output without its failures."""
+def drop_errors(path: Path, at: Callable[[int], bool]) -> None:
+    """Rewrite the output without the failures of records at these indices."""
 
     def write(target: Any) -> None:
         for line in split_lines(_chunks(path)):
             assert line.data is not None
-            if read_line(path, line.number, line.data).get("error") is None:
+            value = read_line(path, line.number, line.data)
+            if value.get("error") is None or not at(value["index"]):
                 target.write(line.data + b"\n")
 
     _replace(path, write)
@@ -189,7 +200,8 @@ def _replace(path: Path, write: Callable[[Any], None]) -> None:
         temporary.chmod(path.stat().st_mode & 0o7777)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise OutputError(
             f"cannot rewrite {path}: {error.strerror}", hint="The old file is untouched."
         ) from error
+    finally:
+        temporary.unlink(missing_ok=True)

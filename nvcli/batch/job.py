@@ -9,132 +9,37 @@ Nothing is written before the input has passed its pre-scan and the model is the
 from __future__ import annotations
 
 import json
-import os
 import time
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, is_dataclass, replace
+from typing import TYPE_CHECKING
 
-from nvcli.batch import existing as existing_output
-from nvcli.batch.fingerprint import RunMeta, draw_seed, fingerprint, meta_path
-from nvcli.batch.options import Order, OutputFormat
+from nvcli.batch.fingerprint import draw_seed, fingerprint
+from nvcli.batch.options import OutputFormat
 from nvcli.batch.output_lines import LineWriter
 from nvcli.batch.prescan import can_prescan, prescan
 from nvcli.batch.progress import Counts, Progress
 from nvcli.batch.run import BatchRun
 from nvcli.batch.signals import answer_status
-from nvcli.batch.sink import LineSink, OutputError, OutputLock
-from nvcli.errors import ClosedPipeError, NvcliError, TokenizerError, UsageError
+from nvcli.batch.sink import OutputError, OutputLock
+from nvcli.batch.target import Target
+from nvcli.errors import ClosedPipeError, NvcliError, TokenizerError
 from nvcli.protocol import Fields
 from nvcli.protocol.structured import grammar_spec, read_structure
 from nvcli.protocol.tools import Tools
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from nvcli.batch.engine import BatchEngine
-    from nvcli.batch.existing import ExistingOutput
+    from nvcli.batch.fingerprint import RunMeta
     from nvcli.batch.options import BatchOptions
+    from nvcli.batch.sink import LineSink
     from nvcli.config import EngineConfig
     from nvcli.text import Tokenizer
 
 SOME_FAILED = 4  # exit code: the batch finished, some records failed
-
-
-@dataclass(slots=True)
-class Target:
-    """Where a run writes, and what is there already."""
-
-    options: BatchOptions
-    existing: ExistingOutput | None = None
-    meta: RunMeta | None = None
-
-    @classmethod
-    def check(cls, options: BatchOptions, description: dict[str, Any] | None) -> Target:
-        """Look at the output, change nothing. Raises `UsageError` for one that must not be
-        touched, `OutputError` for one that cannot be written."""
-        target = cls(options)
-        output = options.output
-        if output is None:
-            return target
-        is_there = output.exists() and not options.is_stdin and os.path.exists(options.input)
-        if is_there and os.path.samefile(output, options.input):
-            raise UsageError(f"{output} is the input", hint="Give another -o.")
-        if output.is_dir():
-            raise UsageError(f"{output} is a folder", hint="Give a file: -o FILE.")
-        has_content = output.is_file() and output.stat().st_size > 0
-        if options.continues:
-            target.meta = target._resumed_meta(output, has_content, description or {})
-        elif has_content and not (options.force or options.append):
-            raise UsageError(
-                f"{output} is there already",
-                hint="--resume goes on with it, --force replaces it, --append writes behind it.",
-            )
-        return target
-
-    def _resumed_meta(
-        self, output: Path, has_content: bool, description: dict[str, Any]
-    ) -> RunMeta | None:
-        options = self.options
-        if not has_content:
-            return None
-        try:
-            meta = RunMeta.read(output)
-        except UsageError:
-            if not options.force_resume:
-                raise
-            meta = None
-        if meta is None:
-            if not options.force_resume:
-                raise UsageError(
-                    f"{meta_path(output)} is missing, so {output} cannot be resumed safely",
-                    hint="--force-resume goes on all the same.",
-                )
-            return None
-        if not options.force_resume:
-            meta.check_resumes(description, options.seed)
-        return meta
-
-    def open(self, seed: int, description: dict[str, Any] | None) -> LineSink:
-        """Make the output ready to be written on."""
-        options, output = self.options, self.options.output
-        if output is None:
-            return LineSink.stdout()
-        is_regular = output.is_file() or not output.exists()
-        if is_regular:
-            if options.force and output.exists():
-                _truncate(output)
-            elif output.exists() and output.stat().st_size > 0:
-                existing_output.repair_tail(output)
-            if self.existing is not None and self.existing.num_dropped:
-                existing_output.drop_errors(output)
-            if not options.append and options.output_format is not OutputFormat.TEXT:
-                RunMeta(seed, description or {}).write(output)
-        return LineSink.append_to(output)
-
-    def scan(self) -> None:
-        """Find the finished records of a resumed run."""
-        options, output = self.options, self.options.output
-        if options.continues and output is not None and output.is_file():
-            self.existing = existing_output.scan(
-                output, options.on_duplicate, drop_errors=options.retry_errors
-            )
-
-    def close(self) -> None:
-        """Put a finished output into input order where a resumed run left it otherwise."""
-        options, output = self.options, self.options.output
-        if options.continues and output is not None and output.is_file():
-            existing_output.repair_tail(output)
-            if options.order is Order.INPUT:
-                existing_output.sort_by_index(output)
-
-
-def _truncate(path: Path) -> None:
-    try:
-        os.truncate(path, 0)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def run_job(
@@ -170,9 +75,10 @@ def run_job(
         engine = load()
         stack.callback(engine.close)
         _check_response_format(options, engine)
-        sink = target.open(seed, description)
-        _run(options, engine, sink, target, counts, progress, seed)
-        target.close()
+        with _telling_what_is_safe(options, counts):
+            sink = target.open(seed, description)
+            _run(options, engine, sink, target, counts, progress, seed)
+            target.close()
         _write_stats(options, engine, counts)
         return _finish(options, counts, target, progress)
 
@@ -208,11 +114,21 @@ def _run(
             sink.close()
     except ClosedPipeError:
         raise
-    except NvcliError as error:
+    except NvcliError:
         progress.finish(counts)
-        _say_what_is_safe(error, options, counts)
         with suppress(OutputError):  # the first error is the one to tell
             _write_stats(options, engine, counts)
+        raise
+
+
+@contextmanager
+def _telling_what_is_safe(options: BatchOptions, counts: Counts) -> Iterator[None]:
+    try:
+        yield
+    except ClosedPipeError:
+        raise
+    except NvcliError as error:
+        _say_what_is_safe(error, options, counts)
         raise
 
 

@@ -155,6 +155,13 @@ class Scope:
         self.num_taken += 1
         return True
 
+    def covers(self, index: int) -> bool:
+        """What `takes` would say, asked alone."""
+        options, shard = self.options, self.options.shard
+        first = options.skip + (shard.number - 1 - options.skip) % shard.count
+        place, rest = divmod(index - first, shard.count)
+        return place >= 0 and rest == 0 and (options.limit is None or place < options.limit)
+
     @property
     def is_over(self) -> bool:
         limit = self.options.limit

@@ -63,13 +63,15 @@ class Prescan:
 
 
 def can_prescan(path: str) -> bool:
-    """Whether the input can be read twice: a regular file that is there."""
+    """Whether the input can be read twice: a regular file. What is none at all is also for the
+    pre-scan, which says so before a model is loaded."""
     if path == "-":
         return False
     try:
-        return stat.S_ISREG(os.stat(path).st_mode)
+        mode = os.stat(path).st_mode
     except OSError:
-        return True  # opening it says what is wrong
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
 def prescan(options: BatchOptions, existing: ExistingOutput | None = None) -> Prescan:

@@ -6,6 +6,7 @@ run in a pipe says nothing, a long one under nohup leaves a trace. SIGUSR1 asks 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -105,7 +106,9 @@ class Progress:
         is_quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream = stream if stream is not None else sys.stderr
+        if stream is None:  # sys.stderr is None where the process was started without one
+            stream = sys.stderr or io.StringIO()
+        self._stream = stream
         self._clock = clock
         self._is_terminal = self._stream.isatty()
         is_dumb = os.environ.get("TERM", "dumb") == "dumb"

@@ -116,7 +116,8 @@ def identify(row: Row, prompt_field: str | None = None) -> Identity:
         return Identity(None, None, row.problem)
     value = row.value
     if not isinstance(value, dict):
-        return Identity(None, None, Problem("invalid_record", "the record is no JSON object"))
+        what = "is a list; write one object a line" if isinstance(value, list) else "is no object"
+        return Identity(None, None, Problem("invalid_record", f"the record {what}"))
     kind = Kind.PROMPT if row.is_prompt else _kind_of(value, prompt_field)
     name = "custom_id" if kind is Kind.OPENAI or "id" not in value else "id"
     given_id, problem = _given_id(value.get(name), name)

@@ -132,5 +132,6 @@ class OutputLock:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        os.unlink(self._path)
+        with suppress(OSError):  # somebody tidied up; the lock is the open file's
+            os.unlink(self._path)
         os.close(self._fd)

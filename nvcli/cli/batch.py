@@ -273,7 +273,7 @@ def batch(
     sampling.pop("seed", None)  # of the run: each record gets its own from it
     chosen = BatchOptions(
         input=input,
-        output=None if output is None or str(output) == "-" else output,
+        output=_output(output),
         input_format=input_format,
         prompt_field=prompt_field,
         output_format=output_format,
@@ -315,6 +315,14 @@ def batch(
         load=_loader(config, screen),
         progress=Progress(progress, sys.stderr, is_quiet=settings.quiet),
     )
+
+
+def _output(path: Path | None) -> Path | None:
+    """A link stands for its file: two runs with two names of it must meet at one lock, and a
+    rewritten output must not take the link's place."""
+    if path is None or str(path) in ("-", "/dev/stdout"):
+        return None
+    return path.resolve() if path.is_symlink() else path
 
 
 def _response_format(

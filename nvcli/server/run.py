@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 BACKLOG = 2048
 KEEP_ALIVE_S = 65  # longer than what proxies in front of us keep
 CLOSE_TIMEOUT_S = 5
+MAX_FILES = 65_536
 
 
 class PortError(NvcliError):
@@ -108,11 +109,23 @@ def serve(
     """Run until a signal; the exit code. Raises what `load` raises, and `PortError`."""
     if not config.is_loopback and not config.api_keys:
         warn(f"anybody who reaches {config.host} can use this server; give --api-key-file")
+    _allow_connections()
     server = _Server(config, load, note)
     try:
         return _run_loop(server)
     finally:
         server.remove_files()
+
+
+def _allow_connections() -> None:
+    """As many open files as this process may have: each stream and each slow client holds one."""
+    try:
+        import resource
+    except ImportError:  # not on every platform
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MAX_FILES)), hard))
 
 
 def _run_loop(server: _Server) -> int:
@@ -233,6 +246,8 @@ class _Server:
 def _make_uvicorn(app: App) -> Any:
     import uvicorn
 
+    from nvcli.server.http_protocol import GuardedProtocol
+
     class Server(uvicorn.Server):
         """uvicorn without its own signal handlers."""
 
@@ -246,13 +261,13 @@ def _make_uvicorn(app: App) -> Any:
             log_config=None,
             access_log=False,
             lifespan="off",
-            http="httptools",
+            http=GuardedProtocol,
+            log_level="error",  # a client's nonsense is not worth a line
             ws="none",
             proxy_headers=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-            h11_max_incomplete_event_size=None,
         )
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -405,6 +406,16 @@ def test_lines_are_ascii_and_always_read() -> None:
     assert line.isascii()
     assert line.count(b"\n") == 1
     assert json.loads(line) == {"text": "\u2028\u0085é\ufffd😀", "n": None, "deep": [{"\ufffd": 1}]}
+
+
+def test_no_standard_error_is_no_reason_to_stop() -> None:
+    done = run_process("-", input=b'{"prompt":"a"}\n{bad\n', preexec_fn=lambda: os.close(2))
+    assert (done.returncode, done.stdout.count(b"\n")) == (4, 2)
+
+
+def test_a_folder_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it is a folder"):
+        run_here(tmp_path, tmp_path / "out.jsonl", engine_bug="never loaded")
 
 
 def test_gzip_input(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.rows import write_row
 from nvcli.batch.existing import repair_tail
-from nvcli.batch.options import OnDuplicate, Order, Shard
+from nvcli.batch.options import BatchOptions, OnDuplicate, Order, Scope, Shard
 from nvcli.batch.sink import LineSink, OutputError, OutputLock
 from nvcli.errors import UsageError
 from tests.batch.support import (
@@ -227,6 +227,27 @@ def test_retry_errors_replaces_the_failed_lines(tmp_path: Path) -> None:
     assert [line["error"] for line in lines] == [None, None, None]
 
 
+@pytest.mark.parametrize("scope", [{"limit": 4}, {"skip": 5}, {"shard": Shard(2, 3)}])
+def test_retry_errors_leaves_what_is_out_of_scope(tmp_path: Path, scope: dict[str, Any]) -> None:
+    records = [{"id": str(i), "prompt": "FAIL" if i % 2 else "x"} for i in range(12)]
+    source = write_lines(tmp_path / "in.jsonl", records)
+    out = tmp_path / "out.jsonl"
+    run_here(source, out, seed=7)
+    before = essences(out)
+    ran = run_here(source, out, retry_errors=True, **scope)
+    assert essences(out) == before
+    covered = [i for i in range(12) if Scope(BatchOptions(input="x", **scope)).covers(i)]
+    assert len(ran.engine.engine.admitted) == sum(i % 2 for i in covered)
+
+
+@pytest.mark.parametrize("scope", [{}, {"limit": 4}, {"skip": 5, "limit": 3}, {"skip": 7}])
+@pytest.mark.parametrize("shard", [Shard(1, 1), Shard(1, 3), Shard(3, 4)])
+def test_scope_alone_and_in_order_agree(scope: dict[str, Any], shard: Shard) -> None:
+    options = BatchOptions(input="x", shard=shard, **scope)
+    walk, alone = Scope(options), Scope(options)
+    assert [walk.takes(i) for i in range(40)] == [alone.covers(i) for i in range(40)]
+
+
 def test_completion_order_resumed_in_input_order_is_sorted(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", mixed_records(40))
     out = tmp_path / "out.jsonl"
@@ -284,6 +305,42 @@ def test_force_replaces_and_append_writes_behind(tmp_path: Path) -> None:
     assert len(read_lines(out)) == 1
 
 
+def test_append_cuts_nothing_that_is_not_ours(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    out = tmp_path / "out.jsonl"
+    out.write_text("notes without an end")
+    run_here(source, out, append=True)
+    assert out.read_text().startswith('notes without an end\n{"index":0,')
+
+
+def test_a_link_stands_for_its_file(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "FAIL"}, {"prompt": "x"}])
+    (tmp_path / "data").mkdir()
+    link = tmp_path / "out.jsonl"
+    link.symlink_to(tmp_path / "data" / "real.jsonl")
+    assert run_process(source, "-o", link).returncode == 4
+    assert run_process(source, "-o", link, "--retry-errors").returncode == 4
+    assert link.is_symlink()
+    assert len(read_lines(tmp_path / "data" / "real.jsonl")) == 2
+    with OutputLock(tmp_path / "data" / "real.jsonl"):
+        assert b"another run writes" in run_process(source, "-o", link, "--resume").stderr
+
+
+def test_the_statistics_file_is_looked_at_first(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
+    out = tmp_path / "out.jsonl"
+    for stats, error in [
+        (tmp_path / "none" / "s.json", OutputError),
+        (tmp_path, OutputError),
+        (source, UsageError),
+        (out, UsageError),
+    ]:
+        with pytest.raises(error, match=str(stats)):
+            run_here(source, out, stats_json=stats, engine_bug="never loaded")
+    assert source.read_text() == '{"prompt": "a"}\n'
+    assert not out.exists()
+
+
 def test_the_input_is_never_the_output(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
     link = tmp_path / "link.jsonl"
@@ -294,7 +351,7 @@ def test_the_input_is_never_the_output(tmp_path: Path) -> None:
 
 
 def test_second_writer_is_refused(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(400)])
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(9000)])
     out = tmp_path / "out.jsonl"
     first = start_process(source, "-o", out, fake=SLOW)
     try:
@@ -331,6 +388,18 @@ def test_full_disk_leaves_whole_lines_and_says_how_many(tmp_path: Path) -> None:
     assert "--resume" in line
     assert run_process(*args, "--resume").returncode == 4
     assert essences(out) == clean_run(tmp_path, source)
+
+
+def test_a_disk_that_is_still_full_says_what_is_safe(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", mixed_records(60))
+    out = tmp_path / "out.jsonl"
+    args = [source, "-o", out, "--seed", "7"]
+    run_process(*args, preexec_fn=limit_file_size)
+    safe = len(read_lines(out))
+    done = run_process(*args, "--resume", preexec_fn=limit_file_size)
+    assert done.returncode == 1
+    assert f"{safe} records are safe" in done.stderr.decode()
+    assert len(read_lines(out)) == safe
 
 
 def test_full_device(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import uvicorn
 
 from nvcli.server.app import App, create_app
 from nvcli.server.config import ServerConfig
+from nvcli.server.http_protocol import GuardedProtocol
 from nvcli.server.run import listen
 from nvcli.text import Tokenizer
 from tests.server.scripted_llm import Script, ScriptedLLM, make_tokenizer
@@ -34,7 +35,7 @@ class Served:
         listener = listen(ServerConfig(port=0))
         self._socket, self.url = listener.socket, listener.url
         settings = uvicorn.Config(
-            self.app, log_config=None, access_log=False, lifespan="off", http="httptools"
+            self.app, log_config=None, access_log=False, lifespan="off", http=GuardedProtocol
         )
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -1,0 +1,134 @@
+"""uvicorn's HTTP protocol with bounds: how large a request's head may be, and how long a request
+may take to arrive. Without them one client could fill the memory or hold every connection.
+
+    connected -> head -> body -> complete, and again
+       |____________|______|__ too slow: 408; head too large: 431; not HTTP: 400; then closed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from nvcli.errors import RequestError
+from nvcli.server.errors import BadRequestError, error_body
+from nvcli.server.json_io import dumps
+
+if TYPE_CHECKING:
+    import asyncio
+
+MAX_HEAD_BYTES = 64 * 1024
+ARRIVAL_S = 30.0  # for a head, and for each of the body's portions
+PORTION_BYTES = 32 * 1024  # what has to come of a body within that time
+
+
+class HeadTooLargeError(RequestError):
+    http_status = 431
+    code = "head_too_large"
+
+
+class ArrivalTimeoutError(RequestError):
+    http_status = 408
+    code = "request_timeout"
+
+
+_REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    arrival_s = ARRIVAL_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_complete = False  # no request is on its way in
+        self._is_in_head = True
+        self._num_head = 0
+        self._num_body = 0
+        self._num_body_before = 0  # when the clock was started
+        self._clock: asyncio.TimerHandle | None = None
+
+    # --- what arrives -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return  # it was refused; what still comes is nobody's
+        if self._is_in_head:
+            self._num_head += len(data)
+            if self._num_head > MAX_HEAD_BYTES and not self._ends_soon(data):
+                self._refuse(HeadTooLargeError("the request's head is too large"))
+                return
+        super().data_received(data)
+        if self._is_complete:
+            self._stop_clock()
+        elif self._clock is None:
+            self._start_clock()
+
+    def _ends_soon(self, data: bytes) -> bool:
+        """Whether the head ends within its bound, and it is a body that makes the data long."""
+        room = MAX_HEAD_BYTES - (self._num_head - len(data))
+        return b"\r\n\r\n" in data[: max(0, room)]
+
+    def on_message_begin(self) -> None:
+        self._is_complete = False
+        self._is_in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._num_head = self._num_body = self._num_body_before = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_complete = True
+        super().on_message_complete()
+
+    # --- refusing ---------------------------------------------------------------------------------
+
+    def _start_clock(self) -> None:
+        self._num_body_before = self._num_body
+        self._clock = self.loop.call_later(self.arrival_s, self._on_clock)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _on_clock(self) -> None:
+        self._clock = None
+        if self.transport.is_closing() or self._is_complete:
+            return
+        arrived = self._num_body - self._num_body_before
+        is_ours = self.flow.read_paused  # nothing arrives because we do not read
+        if not self._is_in_head and (arrived >= PORTION_BYTES or is_ours):
+            self._start_clock()
+            return
+        self._refuse(ArrivalTimeoutError("the request took too long to arrive"))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(BadRequestError("this is no HTTP request"))
+
+    def _refuse(self, error: RequestError) -> None:
+        """An error object, unless a reply has begun on this connection; then the end."""
+        self._stop_clock()
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = dumps(error_body(error))
+            status = error.http_status
+            head = (
+                f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self.transport.close()
