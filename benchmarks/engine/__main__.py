@@ -3,7 +3,8 @@
     python -m benchmarks.engine --model qwen3-0.6b --workloads BCA
 
 Random weights; every engine in a process of its own, one after the other, with the same prompts and
-lengths (`workloads.py`). Prints a table and appends one row an engine to
+lengths (`workloads.py`). On a machine of two GPUs `--side-by-side` runs them at the same time, each
+on a GPU of its own: half the time, and the row says so. Prints a table and appends one row an engine to
 `benchmarks/results/engine.jsonl`. Compare figures of one run only: the host's speed differs between
 machines of one kind.
 """
@@ -12,9 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +58,20 @@ def work(args: argparse.Namespace) -> None:
     engine.close()
 
 
-def run_worker(engine: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What the engine's process found, as far as it came."""
+def run_worker(
+    engine: str, args: argparse.Namespace, folder: Path, gpu: int | None = None
+) -> dict[str, Any]:
+    """What the engine's process found, as far as it came. gpu: the one that it may use."""
     result = folder / f"{engine}.json"
     command = [sys.executable, "-m", "benchmarks.engine", "--worker", engine]
     command += ["--model", args.model, "--workloads", args.workloads, "--folder", str(folder)]
     command += ["--repeat", str(args.repeat), "--result", str(result)]
     command += ["--options", args.options if engine == "nvcli" else "{}"]
+    env = dict(os.environ)
+    if gpu is not None:
+        env["CUDA_VISIBLE_DEVICES"] = str(gpu)
     try:
-        subprocess.run(command, timeout=args.limit_s, check=True)
+        subprocess.run(command, timeout=args.limit_s, check=True, env=env)
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
         print(f"  {engine}: {error}", flush=True)
     if not result.exists():
@@ -95,6 +104,7 @@ def main() -> None:
     parser.add_argument("--engines", default="nvcli,vllm", help="those not installed are left out")
     parser.add_argument("--options", default="{}", help="of nvcli, as JSON: EngineConfig's fields")
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--side-by-side", action="store_true", help="at once, a GPU each")
     parser.add_argument("--limit-s", type=float, default=900, help="for one engine")
     for name in ("--worker", "--folder", "--result"):
         parser.add_argument(name, help=argparse.SUPPRESS)
@@ -102,16 +112,15 @@ def main() -> None:
     if args.worker:
         work(args)
         return
-    records: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         config = json.dumps(SHAPES[args.model].config())
         (folder / "config.json").write_text(config, encoding="utf-8")
-        for engine in args.engines.split(","):
-            if is_installed(engine):
-                found = run_worker(engine, args, folder)
-                if found:
-                    records[engine] = found
+        engines = [engine for engine in args.engines.split(",") if is_installed(engine)]
+        with ThreadPoolExecutor(len(engines) if args.side_by_side else 1) as pool:
+            gpus = range(len(engines)) if args.side_by_side else repeat(None)
+            found = list(pool.map(run_worker, engines, repeat(args), repeat(folder), gpus))
+        records = {engine: record for engine, record in zip(engines, found, strict=True) if record}
     if not records:
         sys.exit("no engine ran")
     print_table(records)
@@ -128,6 +137,7 @@ def main() -> None:
                 "options": record["options"],
                 "report": record["report"],
                 "repeat": args.repeat,
+                "side_by_side": args.side_by_side,
             },
             peer=", ".join(others) or None,
         )
