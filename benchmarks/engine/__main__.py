@@ -5,8 +5,8 @@
 Random weights; every engine in a process of its own, one after the other, with the same prompts and
 lengths (`workloads.py`). On a machine of two GPUs `--side-by-side` runs them at the same time, each
 on a GPU of its own: half the time, and the row says so. Prints a table and appends one row an
-engine to `benchmarks/results/engine.jsonl`. Compare figures of one run only: the host's speed differs between
-machines of one kind.
+engine to `benchmarks/results/engine.jsonl`. Compare figures of one run only: the host's speed
+differs between machines of one kind.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
+AIM = 2  # programs an SM in small batches
 SORTED_FROM = 33  # rows: fewer all start at once
 
 
@@ -41,7 +42,7 @@ def programs_per_sm(num_rows: int) -> int:
 
 
 def small_tiles(num_rows: int) -> int:
-    """Tiles up to which a chunk grows before two programs an SM are given up."""
+    """Tiles up to which a chunk grows before AIM programs an SM are given up."""
     return 2 if num_rows <= 8 else 4 if num_rows <= 32 else 8
 
 
@@ -58,22 +59,23 @@ class AttentionPlan:
 def _chunk_size(  # type: ignore[no-untyped-def]
     num_keys,  # of all decode rows
     per_sm,
+    aim,
     small_tiles,
     HK: tl.constexpr,
     SMS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Keys a program reads: two programs an SM for small batches, between TILE and small_tiles
+    """Keys a program reads: aim programs an SM for small batches, between TILE and small_tiles
     TILE; per_sm programs an SM for large ones.
     """
     work = num_keys * HK
-    small = tl.minimum(tl.maximum(tl.cdiv(work, 2 * SMS), TILE), small_tiles * TILE)
+    small = tl.minimum(tl.maximum(tl.cdiv(work, aim * SMS), TILE), small_tiles * TILE)
     chunk = tl.maximum(small, tl.cdiv(work, per_sm * SMS))
     return tl.cdiv(chunk, TILE) * TILE
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["num_rows", "max_items", "max_tiles", "per_sm", "small_tiles"],
+    do_not_specialize=["num_rows", "max_items", "max_tiles", "per_sm", "aim", "small_tiles"],
     do_not_specialize_on_alignment=["cu_seqlens_ptr", "seq_lens_ptr", "slots_ptr"],
 )
 def _plan_kernel(  # type: ignore[no-untyped-def]
@@ -87,6 +89,7 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     max_items,
     max_tiles,
     per_sm,
+    aim,
     small_tiles,
     HK: tl.constexpr,
     SMS: tl.constexpr,
@@ -196,6 +199,7 @@ def make_plan(
         num_items,
         num_tiles,
         programs_per_sm(num_rows),
+        AIM,
         small_tiles(num_rows),
         HK=num_kv_heads,
         SMS=num_sms,

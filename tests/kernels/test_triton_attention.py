@@ -174,7 +174,7 @@ def test_bounds_of_the_plan_hold() -> None:
         )
         work = int(keys.sum()) * kv_heads
         tile, per_sm = plan.KEYS_PER_TILE, plan.programs_per_sm(num_rows)
-        small = min(max(-(-work // (2 * 132)), tile), plan.small_tiles(num_rows) * tile)
+        small = min(max(-(-work // (plan.AIM * 132)), tile), plan.small_tiles(num_rows) * tile)
         chunk = -(-max(small, -(-work // (per_sm * 132))) // tile) * tile
         items = int(((keys + chunk - 1) // chunk).clamp(min=1).sum())
         assert items <= plan.max_items(num_rows, kv_heads, 132)
