@@ -136,10 +136,8 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
         n = tl.load(cu_seqlens_ptr + row + 1, mask=row < num_rows, other=0) - first
         slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
         is_decode = (row < num_rows) & (n == 1)
-    chunk = _chunk_size(
-        tl.sum(decode_keys.to(tl.int64), axis=0), per_sm, small_tiles, HK, SMS, TILE
-    )
-    chunk = chunk.to(tl.int32)
+    num_keys = tl.sum(decode_keys.to(tl.int64), axis=0)
+    chunk = _chunk_size(num_keys, per_sm, aim, small_tiles, HK, SMS, TILE).to(tl.int32)
     splits = tl.where(is_decode, tl.maximum(tl.cdiv(decode_keys, chunk), 1), 0)
     end = tl.cumsum(splits, axis=0)
     for split in range(tl.max(splits, axis=0)):
