@@ -9,7 +9,9 @@ record per row; everything that lasts longer than a step lives here, by slot:
     tokens       [S, max_model_len + 1]   prompt, output and forced tokens, at their positions
     block_table  [S, M]                   entries that are not in use name the dummy block
     params_f/_i  [S, 8]                   sampling parameters, columns F and I
-    counts, prompt_seen, logit_bias [S, V]  allocated when the first sequence needs them
+    masked_ids   [S, MAX_MASKED]          for the sampling kernel
+    counts, prompt_seen, logit_bias [S, V]  allocated when the first sequence needs them, or at
+                                            once where a captured step must know where they are
 
 S is max_num_seqs + 1: the last slot is a dummy for padding and graph capture. Rows of a table that
 only some sequences use are rewritten when a sequence that uses them takes the slot, and read only
@@ -27,6 +29,7 @@ import torch
 from torch import Tensor
 
 from nvcli.engine.kv_cache import reserving
+from nvcli.engine.slot_features import MAX_MASKED, Features
 from nvcli.engine.staging import Staging
 from nvcli.kernels.noise import as_int64
 from nvcli.layers.forward_batch import ForwardBatch
@@ -57,6 +60,8 @@ class I(IntEnum):  # noqa: E742 - the twin of F
     SEED = 1
     MIN_TOKENS = 2
     PROMPT_LEN = 3
+    FLAGS = 4  # penalties and bias, where the sampling kernel applies them
+    NUM_MASKED = 5  # of `masked_ids`, the same
 
 
 @dataclass(slots=True)
@@ -71,6 +76,7 @@ class SlotInfo:
     masked_ids: list[int]  # EOS and stop ids, masked until min_tokens
     has_grammar: bool
     bad_words: tuple[Tensor, Tensor] | None  # prefixes [W, L] (-1 fits all), last ids [W]
+    fits_kernel: bool  # the sampling kernel knows all of this
 
 
 @dataclass(slots=True)
@@ -124,7 +130,8 @@ class DeviceState:
         self.padded_vocab_size = padded_vocab_size  # V: the width of the logits
         num_slots = max_num_seqs + 1  # S
         width = kv_cache.spec.blocks_for(max_model_len)  # M
-        per_slot = 4 * (max_model_len + 1 + width) + 16 * 8 + 12 + 8  # with _iota and `slots`
+        per_slot = 4 * (max_model_len + 1 + width + MAX_MASKED)
+        per_slot += 16 * 8 + 12 + 8  # with _iota and `slots`
         with reserving(
             num_slots * per_slot,
             f"the tables of {max_num_seqs} sequences of up to {max_model_len} tokens",
@@ -146,6 +153,7 @@ class DeviceState:
         )
         self.params_f = torch.zeros((num_slots, 8), dtype=torch.float64, device=device)
         self.params_i = torch.zeros((num_slots, 8), dtype=torch.int64, device=device)
+        self.masked_ids = torch.zeros((num_slots, MAX_MASKED), dtype=torch.int32, device=device)
         self.slots: list[SlotInfo | None] = [None] * num_slots
         self._iota = torch.arange(max(1024, num_slots + 1), device=device)  # int64
         self._iota_i32 = self._iota[: num_slots + 1].to(torch.int32)
@@ -245,6 +253,7 @@ class DeviceState:
         if plan.slot_inits:
             floats = np.zeros((len(plan.slot_inits), 8), np.float64)
             ints = np.zeros((len(plan.slot_inits), 8), np.int64)
+            masked = np.zeros((len(plan.slot_inits), MAX_MASKED), np.int32)
             for i, init in enumerate(plan.slot_inits):
                 p = init.params
                 floats[i, :6] = (
@@ -253,9 +262,14 @@ class DeviceState:
                 )
                 prompt_len = len(init.prompt_token_ids)
                 ints[i, :4] = (p.top_k, as_int64(init.seed), p.min_tokens, prompt_len)
+                features = Features.of(init)
+                ids = features.kernel_masked_ids
+                ints[i, 4:6] = (features.kernel_flags, len(ids))
+                masked[i, : len(ids)] = ids
             deltas.inits = deltas.add(np.array([init.slot for init in plan.slot_inits], np.int64))
             deltas.add(floats)
             deltas.add(ints)
+            deltas.add(masked)
         token_ids: list[int] = []
         for init in plan.slot_inits:
             token_ids += init.prompt_token_ids
@@ -270,9 +284,10 @@ class DeviceState:
         token_ids = torch.empty(0) if deltas.token_ids is None else uploaded[deltas.token_ids]
         offset = 0
         if deltas.inits is not None:
-            slots, floats, ints = uploaded[deltas.inits : deltas.inits + 3]
+            slots, floats, ints, masked = uploaded[deltas.inits : deltas.inits + 4]
             self.params_f[slots] = floats
             self.params_i[slots] = ints
+            self.masked_ids[slots] = masked
             self.block_table[slots] = self.dummy_block
             for init in plan.slot_inits:
                 size = len(init.prompt_token_ids) + len(init.output_token_ids)
@@ -289,21 +304,18 @@ class DeviceState:
 
     def _init_slot(self, init: SlotInit, history: Tensor) -> None:
         """`history`: prompt and output, [prompt_len + outputs] int32."""
-        params, slot, prompt_len = init.params, init.slot, len(init.prompt_token_ids)
+        slot, prompt_len, features = init.slot, len(init.prompt_token_ids), Features.of(init)
         self.tokens[slot, : history.numel()] = history
-        masked_ids = init.eos_token_ids.union(params.stop_token_ids) if params.min_tokens else ()
-        bad_tokens = [*params.bad_token_ids, *(w[0] for w in params.bad_words if len(w) == 1)]
         info = SlotInfo(
-            params=params,
+            params=init.params,
             prompt_len=prompt_len,
             length=history.numel(),
-            has_penalties=params.repetition_penalty != 1
-            or params.presence_penalty != 0
-            or params.frequency_penalty != 0,
-            has_bias=bool(bad_tokens or params.logit_bias) or params.allowed_token_ids is not None,
-            masked_ids=sorted(masked_ids),
+            has_penalties=features.has_penalties,
+            has_bias=features.has_bias,
+            masked_ids=list(features.masked_ids),
             has_grammar=init.has_grammar,
-            bad_words=self._pack_bad_words([w for w in params.bad_words if len(w) > 1]),
+            bad_words=self._pack_bad_words(features.bad_words),
+            fits_kernel=features.fits_kernel,
         )
         self.slots[slot] = info
         if info.has_penalties:
@@ -314,13 +326,11 @@ class DeviceState:
             seen[slot].index_fill_(0, ids[:prompt_len], True)
             self._count(slot, ids[prompt_len:], 1)
         if info.has_bias:
-            self._init_bias(slot, params, bad_tokens)
+            self._init_bias(slot, init.params, list(features.bad_tokens))
 
     def _init_bias(self, slot: int, params: SamplingParams, bad_tokens: list[int]) -> None:
         """Bias, allowed and bad tokens are one row of numbers to add to the logits."""
-        width = self.padded_vocab_size
-        if self.logit_bias is None:
-            self.logit_bias = self._vocab_table(torch.float32)
+        width, table = self.padded_vocab_size, self._bias_table()
         row = np.zeros(width, np.float32)
         for token_id, bias in (params.logit_bias or {}).items():
             row[token_id] = bias
@@ -329,9 +339,9 @@ class DeviceState:
             is_forbidden[list(params.allowed_token_ids)] = False
             row[is_forbidden] = -np.inf
         row[bad_tokens] = -np.inf
-        self.logit_bias[slot] = self._upload_once(row)
+        table[slot] = self._upload_once(row)
 
-    def _pack_bad_words(self, words: list[tuple[int, ...]]) -> tuple[Tensor, Tensor] | None:
+    def _pack_bad_words(self, words: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor] | None:
         if not words:
             return None
         width = max(len(word) for word in words) - 1
@@ -369,6 +379,19 @@ class DeviceState:
             self.counts = self._vocab_table(torch.int32)
             self.prompt_seen = self._vocab_table(torch.bool)
         return self.counts, self.prompt_seen
+
+    def _bias_table(self) -> Tensor:
+        if self.logit_bias is None:
+            self.logit_bias = self._vocab_table(torch.float32)
+        return self.logit_bias
+
+    def allocate_tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """counts, prompt_seen and logit_bias, now: a captured step has their addresses."""
+        return (*self._count_tables(), self._bias_table())
+
+    def forget_sample(self, slot: int, position: int) -> None:
+        """Before the kernel counts a sample: one it replaces no longer counts."""
+        self._uncount(slot, position, position + 1)
 
     def _vocab_table(self, dtype: torch.dtype) -> Tensor:
         """[S, V] of zeros. Raises `OutOfMemoryError`."""

@@ -246,7 +246,8 @@ class ModelRunner(StepRunner):
             return int(share * memory_before / self.group.size) - self._weights_bytes
         peak = self._profile()
         free, total = torch.cuda.mem_get_info(self.device)
-        # tables that the first request with penalties or a bias brings
+        # Tables of penalties and biases: the first request with one brings them, or the profile's
+        # are still there when those of the engine are made.
         tables = (self.max_num_seqs + 1) * self._logits_width * 9
         return int(share * total) - (total - free) - peak - tables
 

@@ -3,9 +3,9 @@
 Hot path: yes.
 
 The kernel (`kernels.sampling`) runs inside a captured step or alone, on all rows at once. Rows with
-penalties, biases, masks, or filters it does not know are then sampled again by `Sampler` from the
-same logits, which nothing has written to, and that sample replaces the kernel's. A row's kind
-depends on its own parameters alone, so its token does not depend on what else is in the batch.
+a grammar or bad words of several tokens are then sampled again by `Sampler` from the same logits,
+which nothing has written to, and that sample replaces the kernel's. A row's kind depends on its own
+parameters alone, so its token does not depend on what else is in the batch.
 """
 
 from __future__ import annotations
@@ -15,28 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from nvcli.engine.device_state import StepInputs
-from nvcli.kernels.sampling import MAX_TOP_K, sample
+from nvcli.kernels.sampling import Tables, sample
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nvcli.engine.device_state import DeviceState, SlotInfo
+    from nvcli.engine.device_state import DeviceState
     from nvcli.engine.sampler import Sampler
     from nvcli.engine.step import StepPlan
-
-
-def fits_kernel(info: SlotInfo, vocab_size: int) -> bool:
-    """Whether the kernel knows everything that this slot's sampling needs."""
-    params = info.params
-    if info.has_penalties or info.has_bias or info.masked_ids or info.has_grammar:
-        return False
-    if info.bad_words is not None:
-        return False
-    if params.is_greedy:
-        return True
-    if params.top_k > 0:
-        return params.top_k <= min(MAX_TOP_K, vocab_size)
-    return params.top_p >= 1 and params.min_p <= 0
 
 
 class StepSampler:
@@ -46,14 +32,18 @@ class StepSampler:
         self.state = state
         self.sampler = sampler
         self.vocab_size = vocab_size
-        self._fits = [True] * len(state.slots)  # by slot
+        counts, prompt_seen, logit_bias = state.allocate_tables()
+        self._tables = Tables(counts, prompt_seen, logit_bias, state.masked_ids)
 
     def admit(self, plan: StepPlan) -> None:
-        """Note how the plan's new owners of slots are sampled."""
-        for init in plan.slot_inits:
-            info = self.state.slots[init.slot]
-            assert info is not None, f"slot {init.slot} has no owner"
-            self._fits[init.slot] = fits_kernel(info, self.vocab_size)
+        """Before the kernel: it will count the samples of rows with penalties, and one that
+        replaces another must not be counted beside it.
+        """
+        for row in plan.rows:
+            info = self.state.slots[row.slot]
+            assert info is not None, f"slot {row.slot} has no owner"
+            if row.samples and info.has_penalties and info.fits_kernel:
+                self.state.forget_sample(row.slot, row.start + row.n)
 
     def run_kernel(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
         """logits: [R, V]; slots, positions: [R] int64, slot -1 not sampled; out: [R] int32."""
@@ -67,6 +57,7 @@ class StepSampler:
             state.tokens,
             out,
             self.vocab_size,
+            self._tables,
         )
 
     def finish(
@@ -82,17 +73,17 @@ class StepSampler:
 
         rows: rows of the plan behind logits [R, V], slots, positions and out [R].
         """
-        fits, infos = self._fits, self.state.slots
+        infos = self.state.slots
         others: list[int] = []  # indices into rows
         for index, i in enumerate(rows):
             row = plan.rows[i]
             if not row.samples:
                 continue
-            if not fits[row.slot]:
-                others.append(index)
-                continue
             info = infos[row.slot]
             assert info is not None, f"slot {row.slot} has no owner"
+            if not info.fits_kernel:
+                others.append(index)
+                continue
             info.length = max(info.length, row.start + row.n + 1)
         if not others:
             return

@@ -1,81 +1,74 @@
-"""Triton kernels: one token a row from 16-bit logits, in one pass and without float32 copies.
+"""Triton kernels: one token a row from 16-bit logits, without a sort and without float32 copies.
 
 Greedy rows take the argmax. Random rows take argmax((logit - max) / temperature + noise), the noise
-of `noise.py` bit by bit up to its logarithms, which draws from the softmax. Rows with a top_k of at
-most MAX_TOP_K first find their k best, then apply top_k, top_p and min_p to those few as
-`sampler.filter_sorted` does. Anything else is the eager sampler's.
+of `noise.py` bit by bit up to its logarithms, which draws from the softmax of what the filters
+leave. Penalties, biases and masked ids are applied to logits as they are read.
 
-A row is cut into chunks of fixed width, each reduced by a program of its own, so that its result
-depends on the row alone and not on how many others are in the batch:
-
-    _draw_kernel     chunk -> its maximum, and its best perturbed logit with its id
-    _best_kernel     chunk -> its MAX_TOP_K best, as sorted keys; only where top_k is set
+    _scan_kernel     chunk -> its maximum, and its best perturbed logit with its id; where top_k is
+                     at most MAX_TOP_K, the maximum of every group of GROUP ids instead
     _finish_kernel   row   -> the token, written to `out` and to `tokens[slot, position]`
+
+Small top_k: the k best lie in the k groups with the greatest maxima, so those alone are read again;
+top_p and min_p are applied to the k. Other filters: the best perturbed logit is drawn from the
+whole softmax, so it lies in what top_p leaves with a chance of at least top_p. One more pass tells,
+by the mass and the number of the tokens before it. If it does not, everything from it down is out,
+and the best of the rest is next: that is the best of what the filter leaves, however many passes it
+takes.
+
+A row's result depends on the row alone: chunks have a fixed width, and sums a fixed order.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
-from nvcli.kernels import noise
 from nvcli.kernels.launch import launch_options
+from nvcli.kernels.sampling_draw import of_all, of_the_best
+from nvcli.kernels.sampling_parts import changed, gumbel, row_key
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = 4096
-MAX_TOP_K = 32
-
-_GOLDEN = tl.constexpr(noise.GOLDEN)
-_MIX_1 = tl.constexpr(noise.MIX_1)
-_MIX_2 = tl.constexpr(noise.MIX_2)
-_LOW_32 = tl.constexpr((1 << 32) - 1)
-_LOW_30_OF_34 = tl.constexpr((1 << 34) - 1)  # what is left of 64 bits after >> 30
-_LOW_27_OF_37 = tl.constexpr((1 << 37) - 1)
-_LOW_31_OF_33 = tl.constexpr((1 << 33) - 1)
+GROUP = 64
+TILE = 4096  # of a pass over a whole row by one program
+CHUNKS_A_PROGRAM = 4  # of the scan, with so many rows that there are programs enough
+MANY_ROWS = 16
+MAX_TOP_K = 64
+LOW_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # of float32, that are 0
 
 
-@triton.jit
-def _splitmix64(x):  # type: ignore[no-untyped-def]
-    """As in `noise.splitmix64`: int64 wraps, and shifts are made logical by masks."""
-    z = x + _GOLDEN
-    z = (z ^ ((z >> 30) & _LOW_30_OF_34)) * _MIX_1
-    z = (z ^ ((z >> 27) & _LOW_27_OF_37)) * _MIX_2
-    return z ^ ((z >> 31) & _LOW_31_OF_33)
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What penalties and biases need: `DeviceState` has them."""
+
+    counts: Tensor  # [S, V] int32, output tokens; the sample of a row with penalties is counted
+    prompt_seen: Tensor  # [S, V] bool
+    logit_bias: Tensor  # [S, V] float32
+    masked_ids: Tensor  # [S, M] int32, masked until min_tokens
 
 
-@triton.jit
-def _uniform(key, ids):  # type: ignore[no-untyped-def]
-    """Bit-identical to `noise.uniforms`.  key: scalar int64; ids: [K] int64 -> [K] float32."""
-    bits = _splitmix64(key + ids * _GOLDEN)
-    high = (bits >> 32).to(tl.uint32).to(tl.float32)
-    return tl.minimum((high + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
+@triton.jit  # type: ignore[untyped-decorator]
+def _is_small(top_k, temperature, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    return (temperature > 0) & (top_k > 0) & (top_k <= K)
 
 
 @triton.jit
-def _gumbel(key, ids):  # type: ignore[no-untyped-def]
-    """-log(-log1p(-u)). Small u, which make the large values, take the series of log1p: the
-    device's fast logarithm is only good in absolute terms near 1.
-    """
-    u = _uniform(key, ids)
-    series = 1.0 / 6.0 + u * (1.0 / 7.0)
-    series = 1.0 / 5.0 + u * series
-    series = 1.0 / 4.0 + u * series
-    series = 1.0 / 3.0 + u * series
-    series = 1.0 / 2.0 + u * series
-    series = u + u * u * series
-    exponential = tl.where(u < 0.0625, series, -tl.log(1.0 - u))
-    return -tl.log(exponential)
+def _top_k(params_i, vocab_size):  # type: ignore[no-untyped-def]
+    k = tl.load(params_i).to(tl.int32)
+    return tl.where(k < vocab_size, k, 0)
 
 
 @triton.jit
-def _row_key(params_i, slot, position):  # type: ignore[no-untyped-def]
-    seed = tl.load(params_i + slot * 8 + 1)
-    return _splitmix64(_splitmix64(seed) + position * _GOLDEN)
+def _num_masked(params_i, position):  # type: ignore[no-untyped-def]
+    """Of the row's masked ids, those that count now: none after min_tokens outputs."""
+    is_early = position - tl.load(params_i + 3) < tl.load(params_i + 2)
+    return tl.where(is_early, tl.load(params_i + 5), 0).to(tl.int32)
 
 
 @triton.jit
@@ -84,102 +77,136 @@ def _inverse(temperature):  # type: ignore[no-untyped-def]
     return tl.minimum(1.0 / temperature, 3.0e38)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])  # type: ignore[untyped-decorator]
-def _draw_kernel(  # type: ignore[no-untyped-def]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
+)
+def _scan_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,  # [B, V]
     slots_ptr,  # [B] int64; -1: not sampled
     positions_ptr,  # [B] int64
     params_f_ptr,  # [S, 8] float64
     params_i_ptr,  # [S, 8] int64
+    counts_ptr,  # [S, V] int32
+    seen_ptr,  # [S, V] int8
+    bias_ptr,  # [S, V] float32
+    masked_ptr,  # [S, M] int32
     maxima_ptr,  # [B, C] float32
     best_ptr,  # [B, C] float32
     ids_ptr,  # [B, C] int32
+    groups_ptr,  # [B, C * CHUNK / GROUP] float32
     logits_row_stride,
+    table_row_stride,
     vocab_size,
+    num_chunks,
     CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(1).to(tl.int64)
-    chunk = tl.program_id(0)
-    slot = tl.load(slots_ptr + row)
-    if slot < 0:
-        return
-    temperature = tl.load(params_f_ptr + slot * 8).to(tl.float32)
-    if (temperature > 0) & (tl.load(params_i_ptr + slot * 8) > 0):
-        return  # top_k: the next kernel's
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    logits = tl.load(
-        logits_ptr + row * logits_row_stride + ids, mask=ids < vocab_size, other=-float("inf")
-    ).to(tl.float32)
-    at = row * tl.num_programs(0) + chunk
-    top = tl.maximum(tl.max(logits, axis=0), -3.0e38)
-    if temperature > 0:
-        key = _row_key(params_i_ptr, slot, tl.load(positions_ptr + row))
-        logits = (logits - top) * _inverse(temperature) + _gumbel(key, ids.to(tl.int64))
-    best, index = tl.max(logits, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(maxima_ptr + at, top)
-    tl.store(best_ptr + at, best)
-    tl.store(ids_ptr + at, chunk * CHUNK + index)
-
-
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])  # type: ignore[untyped-decorator]
-def _best_kernel(  # type: ignore[no-untyped-def]
-    logits_ptr,  # [B, V]
-    slots_ptr,  # [B] int64; -1: not sampled
-    params_f_ptr,  # [S, 8] float64
-    params_i_ptr,  # [S, 8] int64
-    keys_ptr,  # [B, C, K] int64
-    logits_row_stride,
-    vocab_size,
-    CHUNK: tl.constexpr,
+    PER: tl.constexpr,
+    GROUP: tl.constexpr,
     K: tl.constexpr,
+    M: tl.constexpr,
+    TABLES: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    # 1. The logits are asked for first: what to do with them takes three loads in a row to know.
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(1).to(tl.int64)
-    chunk = tl.program_id(0)
+    row_ptr = logits_ptr + row * logits_row_stride
+    first = tl.program_id(0) * PER
+    NUM_GROUPS: tl.constexpr = CHUNK // GROUP
+    group = tl.arange(0, NUM_GROUPS)
+    lane = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    ids = first * CHUNK + lane
+    following = tl.load(row_ptr + ids, mask=ids < vocab_size, other=-float("inf"))
     slot = tl.load(slots_ptr + row)
     if slot < 0:
         return
-    if tl.load(params_i_ptr + slot * 8) <= 0:
-        return
-    if tl.load(params_f_ptr + slot * 8) <= 0:
-        return  # greedy: the kernel before did it
-    # Keys order by value, and by falling id among equal values: see `sampler._sort_keys`.
-    ids = chunk * CHUNK + tl.arange(0, CHUNK)
-    logits = tl.load(
-        logits_ptr + row * logits_row_stride + ids, mask=ids < vocab_size, other=-float("inf")
-    ).to(tl.float32)
-    bits = (logits + 0.0).to(tl.int32, bitcast=True)
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
-    keys = (ordered << 32) | (_LOW_32 - ids.to(tl.int64))
-    keys = tl.where(ids < vocab_size, keys, -0x7FFFFFFFFFFFFFFF)
-    best = tl.topk(keys, K)
-    at = (row * tl.num_programs(0) + chunk) * K
-    tl.store(keys_ptr + at + tl.arange(0, K), best)
+    params_i = params_i_ptr + slot * 8
+    temperature = tl.load(params_f_ptr + slot * 8).to(tl.float32)
+    position = tl.load(positions_ptr + row)
+    key = row_key(tl.load(params_i + 1), position)
+    is_small = _is_small(_top_k(params_i, vocab_size), temperature, K)
+    flags = tl.zeros((), tl.int64)
+    num_masked = tl.zeros((), tl.int32)
+    if TABLES:
+        flags = tl.load(params_i + 4)
+        num_masked = _num_masked(params_i, position)
+    row_of = (
+        row_ptr,
+        vocab_size,
+        slot,
+        flags,
+        num_masked,
+        params_f_ptr,
+        counts_ptr,
+        seen_ptr,
+        bias_ptr,
+        masked_ptr,
+        table_row_stride,
+    )
+
+    # 2. Chunk by chunk, the next one on its way: group maxima, or the chunk's best.
+    for i in tl.static_range(PER):
+        chunk = first + i
+        ids = chunk * CHUNK + lane
+        x = following.to(tl.float32)
+        if i + 1 < PER:
+            more = ids + CHUNK
+            following = tl.load(row_ptr + more, mask=more < vocab_size, other=-float("inf"))
+        if TABLES:  # noqa: SIM102 - one is decided when it is compiled, the other when it runs
+            if (flags != 0) | (num_masked > 0):
+                x = changed(x, ids, ids < vocab_size, row_of, M)
+        if chunk < num_chunks:
+            maxima = tl.max(x, axis=1)
+            at = row * num_chunks + chunk
+            if is_small:
+                tl.store(groups_ptr + at * NUM_GROUPS + group, maxima)
+            else:
+                top = tl.maximum(tl.max(maxima, axis=0), -3.0e38)
+                if temperature > 0:
+                    x = (x - top) * _inverse(temperature) + gumbel(key, ids)
+                best = tl.max(tl.max(x, axis=1), axis=0)
+                found = tl.where(x == best, ids, 0x7FFFFFFF)
+                tl.store(maxima_ptr + at, top)
+                tl.store(best_ptr + at, best)
+                tl.store(ids_ptr + at, tl.min(tl.min(found, axis=1), axis=0))
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
+)
 def _finish_kernel(  # type: ignore[no-untyped-def]
+    logits_ptr,  # [B, V]
     slots_ptr,  # [B] int64; -1: not sampled
     positions_ptr,  # [B] int64
     params_f_ptr,  # [S, 8] float64
     params_i_ptr,  # [S, 8] int64
+    counts_ptr,  # [S, V] int32
+    seen_ptr,  # [S, V] int8
+    bias_ptr,  # [S, V] float32
+    masked_ptr,  # [S, M] int32
     maxima_ptr,  # [B, C] float32
     best_ptr,  # [B, C] float32
     ids_ptr,  # [B, C] int32
-    keys_ptr,  # [B, C, K] int64
+    groups_ptr,  # [B, C * CHUNK / GROUP] float32
+    list_ptr,  # [B, K] int32, scratch
+    values_ptr,  # [B, K] float32, scratch
     tokens_ptr,  # [S, L] int32
     out_ptr,  # [B] int32
+    logits_row_stride,
+    table_row_stride,
     tokens_row_stride,
+    vocab_size,
     num_chunks,
+    num_groups,
     C_POW2: tl.constexpr,
+    GROUPS_POW2: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
     K: tl.constexpr,
+    M: tl.constexpr,
+    LOW: tl.constexpr,
+    TABLES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -191,46 +218,81 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
         tl.store(out_ptr + row, -1)
         return
     position = tl.load(positions_ptr + row)
-    temperature = tl.load(params_f_ptr + slot * 8).to(tl.float32)
-    top_k = tl.load(params_i_ptr + slot * 8)
-    if (temperature > 0) & (top_k > 0):
-        # The candidates of all chunks, best first; then the filters in the order of the sampler.
-        i = tl.arange(0, C_POW2 * K)
-        keys = tl.load(
-            keys_ptr + row * num_chunks * K + i,
-            mask=i < num_chunks * K,
-            other=-0x7FFFFFFFFFFFFFFF,
+    params_i = params_i_ptr + slot * 8
+    params_f = params_f_ptr + slot * 8
+    temperature = tl.load(params_f).to(tl.float32)
+    inverse = _inverse(temperature)
+    top_k = _top_k(params_i, vocab_size)
+    top_p = tl.load(params_f + 1)
+    log_min_p = tl.log(tl.load(params_f + 2).to(tl.float32))
+    key = row_key(tl.load(params_i + 1), position)
+    flags = tl.zeros((), tl.int64)
+    num_masked = tl.zeros((), tl.int32)
+    if TABLES:
+        flags = tl.load(params_i + 4)
+        num_masked = _num_masked(params_i, position)
+    row_ptr = logits_ptr + row * logits_row_stride
+    row_of = (
+        row_ptr,
+        vocab_size,
+        slot,
+        flags,
+        num_masked,
+        params_f_ptr,
+        counts_ptr,
+        seen_ptr,
+        bias_ptr,
+        masked_ptr,
+        table_row_stride,
+    )
+    token = tl.zeros((), tl.int32)
+    score = tl.zeros((), tl.float32)
+    if _is_small(top_k, temperature, K):
+        score, token = of_the_best(
+            top_k,
+            top_p,
+            log_min_p,
+            inverse,
+            tl.where(flags != 0, 0, LOW),
+            key,
+            groups_ptr + row * num_groups,
+            list_ptr + row * K,
+            values_ptr + row * K,
+            num_groups,
+            row_of,
+            GROUPS_POW2,
+            GROUP,
+            K,
+            M,
+            TABLES,
         )
-        keys = tl.topk(keys, K)
-        rank = tl.arange(0, K)
-        ordered = (keys >> 32).to(tl.int32)
-        values = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-        ids = _LOW_32 - (keys & _LOW_32)
-        y = (values - tl.max(values, axis=0)) * _inverse(temperature)
-        y = tl.where(rank < top_k, y, -float("inf"))
-        top_p = tl.load(params_f_ptr + slot * 8 + 1)
-        weights = tl.exp(y).to(tl.float64)
-        before = tl.cumsum(weights, axis=0) - weights
-        enough = tl.where(top_p < 1, top_p * tl.sum(weights, axis=0), float("inf"))
-        y = tl.where((before >= enough) & (rank > 0), -float("inf"), y)
-        min_p = tl.load(params_f_ptr + slot * 8 + 2).to(tl.float32)
-        y = tl.where(y < tl.log(min_p), -float("inf"), y)
-        key = _row_key(params_i_ptr, slot, position)
-        score = y + _gumbel(key, ids)
-        winner = tl.argmax(score, axis=0, tie_break_left=True)
-        token = tl.sum(tl.where(rank == winner, ids, 0), axis=0).to(tl.int32)
     else:
-        chunk = tl.arange(0, C_POW2)
-        is_chunk = chunk < num_chunks
-        at = row * num_chunks + chunk
-        best = tl.load(best_ptr + at, mask=is_chunk, other=-float("inf"))
-        if temperature > 0:
-            maxima = tl.load(maxima_ptr + at, mask=is_chunk, other=-float("inf"))
-            best += (maxima - tl.max(maxima, axis=0)) * _inverse(temperature)
-        winner = tl.argmax(best, axis=0, tie_break_left=True)
-        token = tl.load(ids_ptr + row * num_chunks + winner)
+        at = row * num_chunks
+        score, token = of_all(
+            temperature,
+            top_k,
+            top_p,
+            log_min_p,
+            inverse,
+            key,
+            maxima_ptr + at,
+            best_ptr + at,
+            ids_ptr + at,
+            num_chunks,
+            row_of,
+            C_POW2,
+            M,
+            TABLES,
+            TILE,
+        )
+    # Where masks forbid everything, nothing is sampled; a step already launched reads id 0.
+    token = tl.where(score > -float("inf"), token, -1)
     tl.store(out_ptr + row, token)
-    tl.store(tokens_ptr + slot * tokens_row_stride + position, token)
+    tl.store(tokens_ptr + slot * tokens_row_stride + position, tl.maximum(token, 0))
+    if TABLES:  # noqa: SIM102 - as above
+        if ((flags & 1) != 0) & (token >= 0):
+            count_ptr = counts_ptr + slot * table_row_stride + token
+            tl.store(count_ptr, tl.load(count_ptr) + 1)
 
 
 def sample(
@@ -242,72 +304,105 @@ def sample(
     tokens: Tensor,
     out: Tensor,
     vocab_size: int,
+    tables: Tables | None = None,
 ) -> None:
     """Sample the rows and write the tokens to their places. Reference: `Sampler.sample`.
 
     logits:              [B, V]           read only; ids from vocab_size up are never sampled
     slots:               [B] int64        -1: the row is not sampled, its out is -1
     positions:           [B] int64        where the sample goes
-    params_f, params_i:  [S, 8]           columns as `device_state.F` and `I`; top_k is 0 or at
-                                          most MAX_TOP_K, top_p and min_p count only beside it
+    params_f, params_i:  [S, 8]           columns as `device_state.F` and `I`
     tokens:              [S, L] int32     written at [slot, position]
-    out:                 [B] int32        written
+    out:                 [B] int32        written; -1 where masks forbid every token
+    tables:              for rows whose flags or masked ids say so; None: there are none
 
-    Reads 2 B V bytes, once.
+    Reads 2 B V bytes once, and twice or more for rows with top_p alone, min_p or a top_k beyond
+    MAX_TOP_K.
     """
     num_rows = logits.shape[0]
+    assert vocab_size <= 1 << 20, "a place has 20 bits for the id"
     assert logits.stride(1) == 1, "logits must be contiguous in a row"
     assert tokens.stride(1) == 1, "tokens must be contiguous in a row"
     assert params_f.shape[1] == params_i.shape[1] == 8, "eight parameters a slot"
     assert params_f.is_contiguous(), "parameters must be contiguous"
     assert params_i.is_contiguous(), "parameters must be contiguous"
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
     device = logits.device
-    maxima = torch.empty((num_rows, num_chunks), dtype=torch.float32, device=device)
-    best = torch.empty_like(maxima)
-    ids = torch.empty_like(maxima, dtype=torch.int32)
-    keys = torch.empty((num_rows, num_chunks, MAX_TOP_K), dtype=torch.int64, device=device)
-    grid = (num_chunks, num_rows)
-    _draw_kernel[grid](
+    num_chunks = triton.cdiv(vocab_size, CHUNK)
+    num_groups = num_chunks * (CHUNK // GROUP)
+
+    def empty(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty((num_rows, width), dtype=dtype, device=device)
+
+    maxima, best, groups = empty(num_chunks), empty(num_chunks), empty(num_groups)
+    ids = empty(num_chunks, torch.int32)
+    if tables is None:
+        counts = seen = bias = masked = logits
+        stride = 0
+    else:
+        counts, bias, masked = tables.counts, tables.logit_bias, tables.masked_ids
+        seen = tables.prompt_seen.view(torch.int8)
+        stride = counts.stride(0)
+        assert stride == seen.stride(0) == bias.stride(0), "tables differ in layout"
+        assert counts.stride(1) == seen.stride(1) == bias.stride(1) == 1, "V must be contiguous"
+        assert masked.is_contiguous(), "masked ids must be contiguous"
+    per = CHUNKS_A_PROGRAM if num_rows >= MANY_ROWS else 1
+    _scan_kernel[(triton.cdiv(num_chunks, per), num_rows)](
         logits,
         slots,
         positions,
         params_f,
         params_i,
+        counts,
+        seen,
+        bias,
+        masked,
         maxima,
         best,
         ids,
+        groups,
         logits.stride(0),
+        stride,
         vocab_size,
+        num_chunks,
         CHUNK=CHUNK,
-        **launch_options(device, num_warps=8),
-    )
-    _best_kernel[grid](
-        logits,
-        slots,
-        params_f,
-        params_i,
-        keys,
-        logits.stride(0),
-        vocab_size,
-        CHUNK=CHUNK,
+        PER=per,
+        GROUP=GROUP,
         K=MAX_TOP_K,
+        M=masked.shape[1],
+        TABLES=tables is not None,
         **launch_options(device, num_warps=8),
     )
     _finish_kernel[(num_rows,)](
+        logits,
         slots,
         positions,
         params_f,
         params_i,
+        counts,
+        seen,
+        bias,
+        masked,
         maxima,
         best,
         ids,
-        keys,
+        groups,
+        empty(MAX_TOP_K, torch.int32),
+        empty(MAX_TOP_K),
         tokens,
         out,
+        logits.stride(0),
+        stride,
         tokens.stride(0),
+        vocab_size,
         num_chunks,
+        num_groups,
         C_POW2=triton.next_power_of_2(num_chunks),
+        GROUPS_POW2=triton.next_power_of_2(num_groups),
+        GROUP=GROUP,
+        TILE=min(TILE, triton.next_power_of_2(vocab_size)),
         K=MAX_TOP_K,
-        **launch_options(device, num_warps=4),
+        M=masked.shape[1],
+        LOW=LOW_BITS[logits.dtype],
+        TABLES=tables is not None,
+        **launch_options(device, num_warps=16),
     )

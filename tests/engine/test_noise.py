@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from nvcli.kernels.noise import GOLDEN, as_int64, gumbel_noise, noise_keys, splitmix64, uniforms
+from nvcli.kernels.noise import (
+    GOLDEN,
+    as_int64,
+    gumbel_noise,
+    hash_ids,
+    noise_keys,
+    splitmix64,
+    uniforms,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -19,6 +27,14 @@ def splitmix64_in_python(x: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
     return z ^ (z >> 31)
+
+
+def hash_in_python(key: int, token_id: int) -> int:
+    x = (token_id + key) & 0xFFFFFFFF
+    x = (x ^ x >> 17) * 0xED5AD4BB & 0xFFFFFFFF
+    x = (x ^ x >> 11 ^ key >> 32) * 0xAC4C1B51 & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x31848BAB & 0xFFFFFFFF
+    return x ^ x >> 14
 
 
 def test_known_answers_of_the_published_generator() -> None:
@@ -45,11 +61,50 @@ def test_uniforms_are_the_documented_formula() -> None:
     key = splitmix64_in_python(
         (splitmix64_in_python(seed & MASK) + position * 0x9E3779B97F4A7C15) & MASK
     )
-    bits = splitmix64_in_python((key + token_id * 0x9E3779B97F4A7C15) & MASK)
-    expected = torch.tensor(bits >> 32).to(torch.float32).add(0.5).mul(2.0**-32).item()
+    bits = hash_in_python(key, token_id)
+    expected = torch.tensor(bits).to(torch.float32).add(0.5).mul(2.0**-32).item()
     keys = noise_keys(torch.tensor([seed]), torch.tensor([position]))
     assert keys.tolist() == [as_int64(key)]
     assert uniforms(keys, torch.tensor([token_id])).item() == expected
+
+
+def test_hash_is_the_documented_formula() -> None:
+    keys = [0, 1, MASK, 0x9E3779B97F4A7C15, 1 << 63, (1 << 32) - 1]
+    ids = [0, 1, 2, 151_935, (1 << 31) - 1]
+    got = hash_ids(torch.tensor([as_int64(key) for key in keys]), torch.tensor(ids))
+    want = [[hash_in_python(key, token_id) for token_id in ids] for key in keys]
+    assert [[value & 0xFFFFFFFF for value in row] for row in got.tolist()] == want
+
+
+def chi2_of_pairs(a: torch.Tensor, b: torch.Tensor, bins: int = 16) -> float:
+    """In standard deviations from what pairs of independent uniforms give."""
+    cells = (a * bins).long() * bins + (b * bins).long()
+    observed = torch.bincount(cells.flatten(), minlength=bins * bins).double()
+    expected = observed.sum() / bins**2
+    chi2 = ((observed - expected) ** 2 / expected).sum().item()
+    return (chi2 - (bins**2 - 1)) / math.sqrt(2 * (bins**2 - 1))
+
+
+@pytest.mark.parametrize("lag", [1, 2, 8, 64, 256, 1024])
+def test_ids_of_a_row_are_independent(lag: int) -> None:
+    """A million pairs of ids at a distance; weaker hashes fail at powers of two."""
+    keys = noise_keys(torch.arange(1000), torch.full((1000,), 3))
+    values = uniforms(keys, torch.arange(2048))
+    assert abs(chi2_of_pairs(values[:, :-lag], values[:, lag:])) < 5
+
+
+@pytest.mark.parametrize("shift", [0, 1, 1000])
+def test_rows_whose_counters_overlap_are_independent(shift: int) -> None:
+    """Where the lower halves of two keys are near each other, the rows run over the same counters,
+    and only the upper halves part them.
+    """
+    ids = torch.arange(1 << 20)
+    generator = torch.Generator().manual_seed(shift)
+    for _ in range(5):
+        low, one, two = torch.randint(0, 1 << 31, (3,), generator=generator).tolist()
+        keys = torch.tensor([low + (one << 32), low + shift + (two << 32)])
+        a, b = uniforms(keys, ids)
+        assert abs(chi2_of_pairs(a[shift:], b[: len(b) - shift])) < 5
 
 
 def test_uniforms_are_uniform_and_stay_inside() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nvcli.kernels.sampling import _gumbel, _uniform
+from nvcli.kernels.sampling_parts import gumbel, uniform
 
 
 @triton.jit
@@ -13,5 +13,5 @@ def noise_kernel(keys_ptr, uniforms_ptr, gumbels_ptr, SIZE: tl.constexpr):  # ty
     row = tl.program_id(0)
     ids = tl.arange(0, SIZE)
     key = tl.load(keys_ptr + row)
-    tl.store(uniforms_ptr + row * SIZE + ids, _uniform(key, ids.to(tl.int64)))
-    tl.store(gumbels_ptr + row * SIZE + ids, _gumbel(key, ids.to(tl.int64)))
+    tl.store(uniforms_ptr + row * SIZE + ids, uniform(key, ids))
+    tl.store(gumbels_ptr + row * SIZE + ids, gumbel(key, ids))

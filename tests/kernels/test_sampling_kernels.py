@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -10,95 +11,136 @@ from torch import Tensor
 
 from tests.kernels.triton_testing import needs_triton, run_in_interpreter
 
-# temperature, top_k, top_p, min_p
-PARAMS = [
-    (0.0, 0, 1.0, 0.0),
-    (1.0, 0, 1.0, 0.0),
-    (0.6, 20, 0.95, 0.0),
-    (1e-3, 0, 1.0, 0.0),
-    (0.0, 5, 0.5, 0.0),
-    (1.3, 1, 1.0, 0.0),
-    (2.0, 32, 0.3, 0.1),
-    (0.7, 3, 1.0, 0.6),
-    (1e-40, 0, 1.0, 0.0),
-    (1.0, 32, 0.8, 0.0),
+if TYPE_CHECKING:
+    from nvcli.engine.device_state import DeviceState
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    {"temperature": 1e-3},
+    {"temperature": 0.0, "top_k": 5, "top_p": 0.5},
+    {"temperature": 1.3, "top_k": 1},
+    {"temperature": 2.0, "top_k": 32, "top_p": 0.3, "min_p": 0.1},
+    {"temperature": 0.7, "top_k": 3, "min_p": 0.6},
+    {"temperature": 1e-40},
+    {"temperature": 1.0, "top_k": 50, "top_p": 0.8},
+    # without a small top_k: by rejection
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 0.8, "top_p": 0.01},
+    {"temperature": 1.2, "top_p": 0.95, "min_p": 0.02},
+    {"temperature": 1.0, "min_p": 0.5},
+    {"temperature": 1.0, "top_k": 70},
+    {"temperature": 1.5, "top_k": 80, "top_p": 0.6},
+    # changed logits
+    {"temperature": 0.0, "repetition_penalty": 1.4},
+    {"temperature": 0.8, "presence_penalty": 1.5, "frequency_penalty": 0.7, "top_p": 0.7},
+    {"temperature": 0.8, "repetition_penalty": 0.7, "frequency_penalty": -0.5, "top_k": 20},
+    {"temperature": 0.0, "logit_bias": {3: 50.0, 7: 49.0}, "bad_token_ids": (3,)},
+    {"temperature": 1.0, "allowed_token_ids": (1, 5, 9, 40)},
+    {"temperature": 1.0, "allowed_token_ids": (1, 5, 9, 40), "top_k": 3, "top_p": 0.9},
+    {"temperature": 0.9, "allowed_token_ids": (5, 9, 40), "top_p": 0.5, "min_p": 0.01},
+    {"temperature": 0.0, "min_tokens": 9, "stop_token_ids": (1, 4)},
+    {"temperature": 1.0, "min_tokens": 9, "stop_token_ids": (1, 4), "top_k": 4},
+    {"temperature": 1.0, "min_tokens": 2, "stop_token_ids": (1, 4)},  # no longer early
+    # nothing is left
+    {"temperature": 0.0, "allowed_token_ids": (5,), "bad_token_ids": (5,)},
+    {"temperature": 1.0, "allowed_token_ids": (5,), "bad_token_ids": (5,)},
+    {"temperature": 1.0, "allowed_token_ids": (5,), "bad_token_ids": (5,), "top_k": 5},
+    {"temperature": 1.0, "allowed_token_ids": (5,), "bad_token_ids": (5,), "top_p": 0.5},
+    {"temperature": 1.0, "allowed_token_ids": (2,), "min_tokens": 9, "min_p": 0.5},
 ]
+PROMPT, OUTPUT, EOS = [7, 0, 3, 61, 20, 5], [9, 9, 40, 3], 2
 
 
-def expected(
-    row: Tensor, seed: int, position: int, params: tuple[float, int, float, float]
-) -> tuple[int, float]:
-    """The token by the sampler's functions, and how far the runner-up is behind.
+def make_state(vocab: int, padded: int, num_slots: int, device: str) -> DeviceState:
+    from nvcli.engine.device_state import DeviceState
+    from nvcli.engine.kv_cache import KVCache, KVCacheSpec
 
-    row: [v] of the logits' own type.
-    """
-    from nvcli.engine.sampler import filter_sorted, scale, top_candidates
-    from nvcli.kernels.noise import gumbel_noise, noise_keys
+    spec = KVCacheSpec(1, 1, 2, 4, torch.float32)
+    return DeviceState(
+        max_num_seqs=num_slots,
+        max_model_len=64,
+        padded_vocab_size=padded,
+        kv_cache=KVCache(spec, 8, torch.device(device)),
+        device=torch.device(device),
+    )
 
-    temperature, top_k, top_p, min_p = params
-    if temperature == 0:
-        return int(row.argmax()), math.inf
-    key = noise_keys(torch.tensor([seed]), torch.tensor([position])).to(row.device)
-    ids = torch.arange(len(row), device=row.device)
-    temperatures = torch.tensor([temperature], device=row.device)
-    if top_k:
-        values, best = top_candidates(row[None], min(32, len(row)))
-        y = filter_sorted(
-            scale(values, temperatures),
-            torch.tensor([top_k], device=row.device),
-            torch.tensor([top_p], dtype=torch.float64, device=row.device),
-            torch.tensor([min_p], device=row.device),
-        )
-        ids = best[0]
-    else:
-        y = scale(row[None].float(), temperatures)
-    scores = (y + gumbel_noise(key, ids))[0]
-    top = scores.topk(min(2, len(scores)))
-    gap = (top.values[0] - top.values[-1]).item() if len(scores) > 1 else math.inf
-    return int(ids[top.indices[0]]), gap
+
+def runner_up_gap(sampler: Any, group: Any, logits: Tensor, position: Tensor) -> float:
+    """How far the sample leads what would be next: what rounding may turn round."""
+    argmax, scores = torch.Tensor.argmax, []
+
+    def remember(x: Tensor, *args: Any) -> Tensor:
+        scores.append(x.clone())
+        return argmax(x, *args)
+
+    torch.Tensor.argmax = remember  # type: ignore[assignment, method-assign]
+    try:
+        sampler._sample_group(group, logits, position)
+    finally:
+        torch.Tensor.argmax = argmax  # type: ignore[method-assign]
+    best = scores[-1][0].topk(2).values
+    return float(best[0] - best[1])
 
 
 def check_sampling(vocab: int, padded: int, dtype: torch.dtype, device: str, seed: int = 0) -> None:
-    from nvcli.kernels import sampling
+    """Each kind of row in one batch, beside the sampler's token; twice, as counts go on."""
+    from nvcli.engine.sampler import Sampler
+    from nvcli.engine.step import Row, SlotInit, StepPlan
+    from nvcli.engine.step_sampler import StepSampler
+    from nvcli.types import SamplingParams
 
     generator = torch.Generator().manual_seed(seed)
-    num_rows, num_slots = len(PARAMS) + 1, len(PARAMS) + 3
-    logits = (3 * torch.randn(num_rows, padded, generator=generator)).to(dtype)
-    logits[:, vocab:] = 1e4  # padding of the head, never to be sampled
-    logits[3, : vocab // 2] = logits[3, :vocab].max()  # many equal best
-    logits[2, : vocab // 2] = 1.0  # equal values around the k-th
-    logits = logits.to(device)
-    order = torch.randperm(num_slots, generator=generator)[:num_rows].tolist()
-    params_f = torch.zeros(num_slots, 8, dtype=torch.float64)
-    params_i = torch.zeros(num_slots, 8, dtype=torch.int64)
-    seeds = torch.randint(-(1 << 62), 1 << 62, (num_rows,), generator=generator).tolist()
-    positions = torch.randint(0, 40, (num_rows,), generator=generator)
-    for (temperature, top_k, top_p, min_p), slot, row_seed in zip(
-        PARAMS, order, seeds, strict=False
-    ):
-        params_f[slot, :3] = torch.tensor([temperature, top_p, min_p], dtype=torch.float64)
-        params_i[slot, :2] = torch.tensor([top_k, row_seed])
-    slots = torch.tensor([*order[:-1], -1])
-    tokens = torch.full((num_slots, 41), -7, dtype=torch.int32, device=device)
-    out = torch.full((num_rows,), -9, dtype=torch.int32, device=device)
-    sampling.sample(
-        logits,
-        slots.to(device),
-        positions.to(device),
-        params_f.to(device),
-        params_i.to(device),
-        tokens,
-        out,
-        vocab,
-    )
-    assert out[-1] == -1
-    for i, params in enumerate(PARAMS):
-        token, gap = expected(logits[i, :vocab], seeds[i], int(positions[i]), params)
-        if params[0] < 1e-38:  # no float32 temperature: as good as greedy
-            token, gap = int(logits[i, :vocab].argmax()), math.inf
-        assert int(out[i]) == token or gap < 1e-4, (params, int(out[i]), token, gap)
-        assert int(tokens[order[i], positions[i]]) == int(out[i])
-    assert int((tokens != -7).sum()) == len(PARAMS)
+    num_rows = len(KINDS)
+    ours, plain = (make_state(vocab, padded, num_rows + 2, device) for _ in range(2))
+    order = torch.randperm(num_rows + 2, generator=generator)[:num_rows].tolist()
+    inits = [
+        SlotInit(slot, PROMPT, OUTPUT, SamplingParams(**kind), 1000 * seed + i, frozenset({EOS}))
+        for i, (kind, slot) in enumerate(zip(KINDS, order, strict=True))
+    ]
+    sampler = Sampler(plain, vocab)
+    kernel = StepSampler(ours, Sampler(ours, vocab), vocab)
+    for state in (ours, plain):
+        state.apply_deltas(StepPlan(0, slot_inits=inits))
+    for step in range(2):
+        logits = (3 * torch.randn(num_rows + 1, padded, generator=generator)).to(dtype)
+        logits[:, vocab:] = 1e4  # padding of the head, never to be sampled
+        logits[3, : vocab // 2] = logits[3, :vocab].max()  # many equal best
+        logits[2, : vocab // 2] = 1.0  # equal values around the k-th
+        logits[10, ::3] = 2.0  # and around top_p
+        logits[15, ::2] = 2.0
+        logits = logits.to(device)
+        start = len(PROMPT) + len(OUTPUT) + step - 1
+        rows = [Row(None, 0, slot, start, 1, samples=True) for slot in order]  # type: ignore[arg-type]
+        plan = StepPlan(step, rows=rows)
+        slots = torch.tensor([*order, -1], device=device)
+        positions = torch.full((num_rows + 1,), start + 1, device=device)
+        out = torch.full((num_rows + 1,), -9, dtype=torch.int32, device=device)
+        kernel.admit(plan)
+        kernel.run_kernel(logits, slots, positions, out)
+        assert out[-1] == -1
+        groups = sampler._make_groups(order, slots[:-1])
+        wanted = torch.empty(num_rows, dtype=torch.int64, device=device)
+        for group in groups:
+            for row in group.host_rows:
+                one = sampler._make_groups([order[row]], slots[row : row + 1])[0]
+                args = (one, logits[row : row + 1, :vocab], positions[:1])
+                token = int(sampler._sample_group(*args))
+                wanted[row] = token
+                got = int(out[row])
+                is_random = KINDS[row]["temperature"] > 1e-38
+                close = is_random and token >= 0 and runner_up_gap(sampler, *args) < 1e-3
+                if 0 < KINDS[row]["temperature"] < 1e-38:  # as good as greedy
+                    token = int(logits[row, :vocab].argmax())
+                assert got == token or close, (row, KINDS[row], got, token)
+                wanted[row] = got
+        for row, slot in enumerate(order):
+            assert int(ours.tokens[slot, start + 1]) == max(int(out[row]), 0)
+            plain.slots[slot].length = ours.slots[slot].length = start + 2  # type: ignore[union-attr]
+            if plain.slots[slot].has_penalties:  # type: ignore[union-attr]
+                plain._count(slot, wanted[row : row + 1], 1)
+                assert torch.equal(ours.counts[slot], plain.counts[slot])  # type: ignore[index]
 
 
 def check_uniforms(device: str) -> None:
@@ -169,8 +211,8 @@ def check_prepare(device: str) -> None:
 def check_all_in_float32() -> None:
     from nvcli.kernels import sampling
 
-    sampling.CHUNK = 256  # the interpreter is slow at ordering wide chunks
-    for vocab, padded in ((290, 300), (64, 64), (4097, 4200)):
+    sampling.CHUNK, sampling.TILE, sampling.CHUNKS_A_PROGRAM = 256, 512, 3
+    for vocab, padded in ((290, 300), (64, 64), (2100, 2200)):
         check_sampling(vocab, padded, torch.float32, "cpu")
     check_uniforms("cpu")
     check_prepare("cpu")

@@ -1,0 +1,224 @@
+"""What the sampling kernels are made of: noise, a row's logits as they are sampled from, and the
+best of many without a sort.
+
+The order of tokens is that of `sampler._sort_keys` everywhere: by value, and by falling id among
+equal values. As an unsigned integer it is
+
+    place = ordered bits of the float32 (32) | 2**20 - 1 - id (20)
+
+so a place stands for one token, and "everything before it" for a comparison. The k-th place is
+found bit by bit from above, by counting.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nvcli.kernels import noise
+
+ID_BITS = 20
+FLAG_PENALTIES = 1
+FLAG_BIAS = 2
+
+_GOLDEN = tl.constexpr(noise.GOLDEN)
+_MIX_1 = tl.constexpr(noise.MIX_1)
+_MIX_2 = tl.constexpr(noise.MIX_2)
+_HASH_1 = tl.constexpr(noise.HASH_1)
+_HASH_2 = tl.constexpr(noise.HASH_2)
+_HASH_3 = tl.constexpr(noise.HASH_3)
+_LOW_30_OF_34 = tl.constexpr((1 << 34) - 1)  # what is left of 64 bits after >> 30
+_LOW_27_OF_37 = tl.constexpr((1 << 37) - 1)
+_LOW_31_OF_33 = tl.constexpr((1 << 33) - 1)
+_ID_BITS = tl.constexpr(ID_BITS)
+_LAST_ID = tl.constexpr((1 << ID_BITS) - 1)
+
+
+# --- noise ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _splitmix64(x):  # type: ignore[no-untyped-def]
+    """As in `noise.splitmix64`: int64 wraps, and shifts are made logical by masks."""
+    z = x + _GOLDEN
+    z = (z ^ ((z >> 30) & _LOW_30_OF_34)) * _MIX_1
+    z = (z ^ ((z >> 27) & _LOW_27_OF_37)) * _MIX_2
+    return z ^ ((z >> 31) & _LOW_31_OF_33)
+
+
+@triton.jit
+def row_key(seed, position):  # type: ignore[no-untyped-def]
+    """As `noise.noise_keys`.  int64, int64 -> int64."""
+    return _splitmix64(_splitmix64(seed) + position * _GOLDEN)
+
+
+@triton.jit
+def uniform(key, ids):  # type: ignore[no-untyped-def]
+    """Bit-identical to `noise.uniforms`.  key: scalar int64; ids: [...] int32 -> [...] float32."""
+    x = ids + key.to(tl.int32)
+    x = (x ^ ((x >> 17) & 0x7FFF)) * _HASH_1
+    x = (x ^ ((x >> 11) & 0x1FFFFF) ^ (key >> 32).to(tl.int32)) * _HASH_2
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _HASH_3
+    x = x ^ ((x >> 14) & 0x3FFFF)
+    whole = x.to(tl.uint32, bitcast=True).to(tl.float32)
+    return tl.minimum((whole + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
+
+
+@triton.jit
+def gumbel(key, ids):  # type: ignore[no-untyped-def]
+    """-log(-log1p(-u)). Small u, which make the large values, take the series of log1p: the
+    device's fast logarithm is only good in absolute terms near 1.
+    """
+    u = uniform(key, ids)
+    series = 1.0 / 6.0 + u * (1.0 / 7.0)
+    series = 1.0 / 5.0 + u * series
+    series = 1.0 / 4.0 + u * series
+    series = 1.0 / 3.0 + u * series
+    series = 1.0 / 2.0 + u * series
+    series = u + u * u * series
+    exponential = tl.where(u < 0.0625, series, -tl.log(1.0 - u))
+    return -tl.log(exponential)
+
+
+# --- a row ---------------------------------------------------------------------------------------
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def changed(x, ids, is_id, row, M: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Penalties, bias and masked ids, in the sampler's order: `Sampler._change_logits`.
+
+    x: [...] float32, the logits of ids; row: as in `load_row`
+    """
+    slot, flags, num_masked, params_f = row[2], row[3], row[4], row[5]
+    at = slot * row[10]
+    if (flags & 1) != 0:
+        count = tl.load(row[6] + at + ids, mask=is_id, other=0)
+        seen = tl.load(row[7] + at + ids, mask=is_id, other=0)
+        presence = tl.load(params_f + slot * 8 + 3).to(tl.float32)
+        frequency = tl.load(params_f + slot * 8 + 4).to(tl.float32)
+        repetition = tl.load(params_f + slot * 8 + 5).to(tl.float32)
+        is_output = count > 0
+        repeated = tl.where(x > 0, x / repetition, x * repetition)
+        x = tl.where((seen != 0) | is_output, repeated, x)
+        x = x - count.to(tl.float32) * frequency
+        x = x - tl.where(is_output, presence, 0.0)
+    if (flags & 2) != 0:
+        x = x + tl.load(row[8] + at + ids, mask=is_id, other=0.0)
+    for i in range(num_masked):
+        x = tl.where(ids == tl.load(row[9] + slot * M + i), -float("inf"), x)
+    return x
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def load_row(ids, row, M: tl.constexpr, TABLES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 logits of these ids as they are sampled from; -inf beyond the vocabulary.
+
+    ids: [...] int32
+    row: what tells a row: (its logits, vocabulary size, slot, flags, how many ids are masked,
+         params_f [S, 8], counts [S, V], prompt_seen [S, V], logit_bias [S, V], masked_ids [S, M],
+         stride of the tables)
+    """
+    is_id = ids < row[1]
+    x = tl.load(row[0] + ids, mask=is_id, other=-float("inf")).to(tl.float32)
+    if TABLES:
+        x = changed(x, ids, is_id, row, M)
+    return x
+
+
+# --- the best of many ----------------------------------------------------------------------------
+
+
+@triton.jit
+def ordered(x):  # type: ignore[no-untyped-def]
+    """float32 -> int64 from 1 to 2**32 - 1, in the order of the floats; both zeros are one."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
+
+
+@triton.jit
+def place_of(x, ids):  # type: ignore[no-untyped-def]
+    """The token's place among all, as int64: greater is better."""
+    return (ordered(x) << _ID_BITS) | (_LAST_ID - ids.to(tl.int64))
+
+
+@triton.jit
+def kth_largest(values, k, low):  # type: ignore[no-untyped-def]
+    """The k-th of [N] int64 numbers under 2**32, whose bits below `low` are 0; 0 of fewer."""
+    found = tl.zeros((), tl.int64)
+    for i in range(32 - low):
+        trial = found + (tl.full((), 1, tl.int64) << (31 - i))
+        count = tl.sum((values >= trial).to(tl.int32), axis=0)
+        found = tl.where(count >= k, trial, found)
+    return found
+
+
+@triton.jit
+def choose(values, threshold, k):  # type: ignore[no-untyped-def]
+    """The k largest of [N], the earliest among equals: which, and where each goes in a list that
+    keeps their order.
+    """
+    is_above = (values > threshold).to(tl.int32)
+    is_equal = tl.where((values == threshold) & (values > 0), 1, 0)
+    left = k - tl.sum(is_above, axis=0)
+    chosen = tl.where(tl.cumsum(is_equal, axis=0) <= left, is_equal, 0) + is_above
+    return chosen > 0, tl.cumsum(chosen, axis=0) - 1
+
+
+# --- passes over a whole row ---------------------------------------------------------------------
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def kth_place(k, row, M: tl.constexpr, TABLES: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The place of the row's k-th token: 52 passes, for a large top_k beside a top_p."""
+    found = tl.zeros((), tl.int64)
+    for i in range(32 + _ID_BITS):
+        trial = found + (tl.full((), 1, tl.int64) << (31 + _ID_BITS - i))
+        count = tl.zeros((), tl.int32)
+        for start in range(0, row[1], TILE):
+            ids = start + tl.arange(0, TILE)
+            place = place_of(load_row(ids, row, M, TABLES), ids)
+            count += tl.sum(((place >= trial) & (ids < row[1])).to(tl.int32), axis=0)
+        found = tl.where(count >= k, trial, found)
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def mass_before(  # type: ignore[no-untyped-def]
+    here, last, peak, inverse, row, M: tl.constexpr, TABLES: tl.constexpr, TILE: tl.constexpr
+):
+    """Of exp((x - peak) * inverse): the sum before `here`, the sum down to `last`; and how many
+    tokens are before `here`.
+    """
+    before = tl.zeros((), tl.float64)
+    total = tl.zeros((), tl.float64)
+    count = tl.zeros((), tl.int32)
+    for start in range(0, row[1], TILE):
+        ids = start + tl.arange(0, TILE)
+        x = load_row(ids, row, M, TABLES)
+        place = place_of(x, ids)
+        weight = tl.exp((x - peak) * inverse).to(tl.float64)  # 0 beyond the vocabulary
+        is_before = (place > here) & (ids < row[1])
+        before += tl.sum(tl.where(is_before, weight, 0.0), axis=0)
+        total += tl.sum(tl.where(place >= last, weight, 0.0), axis=0)
+        count += tl.sum(is_before.to(tl.int32), axis=0)
+    return before, total, count
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def best_before(  # type: ignore[no-untyped-def]
+    here, peak, inverse, key, row, M: tl.constexpr, TABLES: tl.constexpr, TILE: tl.constexpr
+):
+    """(score, id) of the best perturbed logit before `here`; (-inf, 0) where nothing is."""
+    score = tl.full((), -float("inf"), tl.float32)
+    token = tl.zeros((), tl.int32)
+    for start in range(0, row[1], TILE):
+        ids = start + tl.arange(0, TILE)
+        x = load_row(ids, row, M, TABLES)
+        scores = (x - peak) * inverse + gumbel(key, ids)
+        is_before = (place_of(x, ids) > here) & (ids < row[1])
+        scores = tl.where(is_before, scores, -float("inf"))
+        best = tl.max(scores, axis=0)
+        first = tl.min(tl.where(scores == best, ids, 0x7FFFFFFF), axis=0)
+        token = tl.where(best > score, first, token)
+        score = tl.maximum(score, best)
+    return score, token
