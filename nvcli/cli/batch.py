@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from nvcli.batch.options import (
 )
 from nvcli.cli import options
 from nvcli.cli.app import Command, settings_of
+from nvcli.cli.attach import attach as find_server
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.console import print_text
 from nvcli.cli.options import INPUT, OUTPUT, _choice, _option, _parser
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from nvcli.batch.engine import BatchEngine
+    from nvcli.client import ServerModel
     from nvcli.repl.screen import Screen
 
 RESUMING = "Resuming"
@@ -202,6 +205,7 @@ def batch(
     tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     enforce_eager: options.EnforceEagerOpt = False,
+    attach: options.AttachOpt = None,
     temperature: options.TemperatureOpt = None,
     top_p: options.TopPOpt = None,
     top_k: options.TopKOpt = None,
@@ -306,15 +310,51 @@ def batch(
         return _dry_run(chosen, config, as_json=json)
     from nvcli.batch.job import run_job
     from nvcli.batch.progress import Progress
-    from nvcli.models.resolve import resolve_model
 
-    return run_job(
-        chosen,
-        config,
-        find_model=lambda: resolve_model(config.model),
-        load=_loader(config, screen),
-        progress=Progress(progress, sys.stderr, is_quiet=settings.quiet),
+    server = find_server(
+        _Attach(
+            attach or "auto", config, model is not None, config != EngineConfig(model=config.model)
+        ),
+        screen,
     )
+    try:
+        return run_job(
+            chosen,
+            config,
+            find_model=lambda: _model_of(config, server),
+            load=_loader(config, screen) if server is None else _attacher(config, server),
+            progress=Progress(progress, sys.stderr, is_quiet=settings.quiet),
+        )
+    finally:
+        if server is not None:
+            server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attach:
+    attach: str
+    config: EngineConfig
+    is_model_given: bool
+    has_engine_flags: bool
+
+
+def _model_of(config: EngineConfig, server: ServerModel | None) -> Path | str:
+    """The folder that says which model it is. A run that began here goes on at a server with the
+    same model, and the other way round."""
+    from nvcli.models.resolve import find_local, resolve_model
+
+    if server is None:
+        return resolve_model(config.model)
+    return find_local(server.root) or f"{server.root} of a server"
+
+
+def _attacher(config: EngineConfig, server: ServerModel) -> Callable[[], BatchEngine]:
+    def load() -> BatchEngine:
+        from nvcli.batch.attached import HttpEngine
+
+        return HttpEngine(server, config)
+
+    return load
 
 
 def _output(path: Path | None) -> Path | None:
