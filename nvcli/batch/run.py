@@ -132,6 +132,8 @@ class BatchRun:
             self._handle_events()
             self._admit()
             self._counts.num_running = len(self._running)
+            self._counts.num_held = len(self._waiting)
+            self._counts.pace.note(self._counts.elapsed_s, self._counts.num_ended)
             self._progress.update(self._counts)
 
     @property
