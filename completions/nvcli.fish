@@ -101,6 +101,8 @@ complete -c nvcli -n '__nvcli_at '\''batch'\''' -l tensor-parallel-size -l tp -x
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l load-format -x -a 'auto safetensors dummy' -d 'dummy fills random weights, for speed work without a download.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l enforce-eager -d 'Launch each kernel by itself, without CUDA graphs; to look for a fault.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l attach -x -a 'auto never uds' -d 'Use a running nvcli serve: at this URL or socket; auto: your own, if one runs.'
+complete -c nvcli -n '__nvcli_at '\''batch'\''' -l replicas -x -d 'Engines that share the work, each in a Ray actor; pip install '\''nvcli[ray]'\''.'
+complete -c nvcli -n '__nvcli_at '\''batch'\''' -l ray-address -x -d 'Of a running cluster; default: RAY_ADDRESS, or one on this machine.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -s t -l temperature -x -d '0 to 2; 0 is greedy. Default: the model'\''s, for Qwen3 0.6 thinking, 0.7 without.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l top-p -x -d 'Keep the likeliest tokens of mass X.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l top-k -x -d 'Keep the N likeliest tokens; 0: all.'

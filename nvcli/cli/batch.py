@@ -47,6 +47,7 @@ nvcli batch prompts.jsonl -o answers.jsonl            a line of JSON a record, a
 nvcli batch prompts.jsonl -o answers.jsonl --resume   go on after a crash, a kill or Ctrl-C
 nvcli batch reviews.csv --column text -s @classify.txt -o labels.jsonl
 cat prompts.txt | nvcli batch - --input-format text --output-format text
+nvcli batch prompts.jsonl -o answers.jsonl --replicas 8     on 8 GPUs, or a cluster's
 nvcli batch prompts.jsonl --dry-run                   count tokens, find bad lines, no GPU"""
 
 
@@ -206,6 +207,8 @@ def batch(
     load_format: options.LoadFormatOpt = None,
     enforce_eager: options.EnforceEagerOpt = False,
     attach: options.AttachOpt = None,
+    replicas: options.ReplicasOpt = None,
+    ray_address: options.RayAddressOpt = None,
     temperature: options.TemperatureOpt = None,
     top_p: options.TopPOpt = None,
     top_k: options.TopKOpt = None,
@@ -304,6 +307,9 @@ def batch(
         is_raw=raw,
         seed=seed,
     )
+    options.check_replicas(replicas, ray_address)
+    if dry_run and replicas is not None:
+        raise UsageError("--replicas is for a run, --dry-run estimates for one GPU")
     if json and not dry_run:
         raise UsageError("--json is for --dry-run", hint="A run's output is JSON Lines already.")
     if dry_run:
@@ -311,6 +317,13 @@ def batch(
     from nvcli.batch.job import run_job
     from nvcli.batch.progress import Progress
 
+    shown = Progress(progress, sys.stderr, is_quiet=settings.quiet)
+    load = _loader(config, screen)
+    if replicas is not None:
+        if attach not in (None, "never"):
+            raise UsageError("--replicas and --attach contradict each other", hint="Leave one out.")
+        attach = "never"
+        load = _replicas_loader(config, screen, replicas, ray_address, shown.note)
     server = find_server(
         _Attach(
             attach or "auto", config, model is not None, config != EngineConfig(model=config.model)
@@ -322,8 +335,8 @@ def batch(
             chosen,
             config,
             find_model=lambda: _model_of(config, server),
-            load=_loader(config, screen) if server is None else _attacher(config, server),
-            progress=Progress(progress, sys.stderr, is_quiet=settings.quiet),
+            load=load if server is None else _attacher(config, server),
+            progress=shown,
         )
     finally:
         if server is not None:
@@ -389,6 +402,31 @@ def _loader(config: EngineConfig, screen: Screen) -> Callable[[], BatchEngine]:
         if llm.is_demo and screen.err_is_terminal:
             screen.note(DEMO_NOTICE)
         return llm
+
+    return load
+
+
+def _replicas_loader(
+    config: EngineConfig,
+    screen: Screen,
+    num_replicas: int,
+    address: str | None,
+    note: Callable[[str], None],
+) -> Callable[[], BatchEngine]:
+    """Raises `UsageError` at once where Ray is not installed."""
+    from nvcli.cluster.runtime import require_ray
+
+    require_ray()
+
+    def load() -> BatchEngine:
+        from nvcli.cli.console import Spinner
+        from nvcli.cluster.replicated_engine import ReplicatedEngine
+
+        with Spinner(screen, f"loading {config.model} in {num_replicas} replicas"):
+            engine = ReplicatedEngine(config, num_replicas, address=address, note=note)
+        if engine.is_demo and screen.err_is_terminal:
+            screen.note(DEMO_NOTICE)
+        return engine
 
     return load
 
