@@ -49,7 +49,8 @@ window        starts after the warm-up (MSER-5 of e2e and of L(t), at most half)
 beyond        queue wait of the engine, else requests waiting over lambda; preemptions;
               refusals (HTTP 429, 503)
 repeats       Student's interval over the means of three or more runs of one load
-efficiency    floor / measured: bytes over bandwidth, or FLOPs over peak; ratio: predicted / measured
+efficiency    floor / measured, the floor being bytes / bandwidth or FLOPs / peak
+ratio         predicted / measured
 J/token       NVML's energy counter, else its power, over output tokens of the window"""
 
 
