@@ -1,6 +1,6 @@
 """`nvcli batch` beside `LLM.generate`: the same records, the same engine, one process.
 
-    python -m benchmarks.batch_throughput MODEL --load-format dummy --records 10000
+    python -m benchmarks.batch_throughput MODEL --load-format dummy --records 10000 --max-output 384
     python -m benchmarks.batch_throughput MODEL --load-format dummy --records 200 --max-input 64 \
         --max-output 32 --device cpu
 
@@ -23,12 +23,13 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.rows import write_row
 from benchmarks.simulated import install
+from nvcli.batch.dry_run import dry_run
 from nvcli.batch.job import run_job
 from nvcli.batch.options import BatchOptions, Order, ProgressMode
 from nvcli.batch.progress import Progress
@@ -36,6 +37,7 @@ from nvcli.config import EngineConfig
 from nvcli.llm import LLM
 
 if TYPE_CHECKING:
+    from nvcli.batch.progress import Counts
     from nvcli.types import SamplingParams
 
 TARGET = 0.97  # of LLM.generate's tokens per second
@@ -46,6 +48,18 @@ class Pass:
     seconds: float
     completion_tokens: int
     cached_tokens: int
+    estimate_s: float | None = None  # the dry run's, which knows one H200
+    eta: list[tuple[float, float]] = field(default_factory=list)  # elapsed, said to be left
+
+    def eta_errors(self) -> dict[str, float]:
+        """What the live ETA said the whole would take, over what it took, by the share done."""
+        errors: dict[str, float] = {}
+        for share in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9):
+            later = [(e, left) for e, left in self.eta if e >= share * self.seconds]
+            if later:
+                elapsed, left = later[0]
+                errors[f"{share:.0%}"] = round((elapsed + left) / self.seconds - 1, 3)
+        return errors
 
     @property
     def tokens_per_s(self) -> float:
@@ -123,6 +137,22 @@ def generate_pass(llm: LLM, records: list[dict[str, Any]]) -> Pass:
     )
 
 
+class WatchedProgress(Progress):
+    """Keeps what the ETA said, twenty times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(ProgressMode.AUTO, sys.stderr)
+        self.said: list[tuple[float, float]] = []
+
+    def update(self, counts: Counts) -> None:
+        elapsed = counts.elapsed_s
+        if not self.said or elapsed > self.said[-1][0] + 0.05:
+            eta = counts.eta_s
+            if eta is not None:
+                self.said.append((elapsed, eta))
+        super().update(counts)
+
+
 class KeptOpen:
     """The engine for a batch job that must not close it."""
 
@@ -152,7 +182,9 @@ def batch_pass(
         seed=args.seed,
         stats_json=stats_file,
     )
-    progress = Progress(ProgressMode.AUTO, sys.stderr)
+    tokenizer = llm.tokenizer if args.has_tokenizer else None
+    estimate_s = dry_run(options, llm.model_config, tokenizer, llm.max_model_len).estimate_s
+    progress = WatchedProgress()
     start = time.perf_counter()
     code = run_job(
         options,
@@ -169,7 +201,7 @@ def batch_pass(
             raise SystemExit("the batch lost records")
     usage = json.loads(stats_file.read_text())["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Pass(seconds, usage["completion_tokens"], cached)
+    return Pass(seconds, usage["completion_tokens"], cached, estimate_s, progress.said)
 
 
 def with_tokenizer(model: str, tokenizer: Path | None, folder: Path) -> str:
@@ -250,6 +282,8 @@ def report(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> 
             "seconds": {side: [round(p.seconds, 3) for p in sides[side]] for side in sides},
             "completion_tokens": sides["batch"][0].completion_tokens,
             "cached_tokens": {side: [p.cached_tokens for p in sides[side]] for side in sides},
+            "dry_run_estimate_s": round(sides["batch"][0].estimate_s or 0, 3),
+            "eta_error_at": sides["batch"][0].eta_errors(),
         },
         config={
             "model": Path(args.model).name,

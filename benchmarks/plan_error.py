@@ -66,7 +66,7 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str,
     with LLM(model, load_format=load_format, max_num_seqs=args.max_num_seqs) as llm:
         bench = Bench.of(llm)
         seconds = {"start": time.perf_counter() - begin}
-        rows, found = run_points(
+        measured = run_points(
             bench,
             default_points(llm),
             repeats=args.repeat,
@@ -74,6 +74,7 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str,
             seed=0,
             progress=lambda text: print(f"{time.perf_counter() - begin:6.1f} s  {text}"),
         )
+        rows, found = measured.rows, measured.calibration
         assert found is not None, "too few points to calibrate"
         calibrate.save(found)
         seconds["steps"] = time.perf_counter() - begin - seconds["start"]

@@ -44,16 +44,17 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "batch")
-            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --attach --replicas --ray-address -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:files
             case "$prev" in
                 -o|--output|--schema|--stats-json|--log-file|--config) kind=files ;;
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|--prompt-field|--column|-s|--system|--skip|--limit|--shard|--echo|--window|--max-errors) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--replicas|--ray-address|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|--prompt-field|--column|-s|--system|--skip|--limit|--shard|--echo|--window|--max-errors) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attach) kind=words words="auto never uds" ;;
                 --format) kind=words words="text json" ;;
                 --input-format) kind=words words="auto jsonl text csv parquet" ;;
                 --on-duplicate) kind=words words="error suffix keep" ;;

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import httpx
 
 CONNECT_TIMEOUT_S = 5.0
+DEFAULT_NUM_SEQS = 64  # requests at once to a server that does not say how many it runs
 _SENT = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "max_tokens", "seed", "thinking_budget"),
@@ -49,6 +50,7 @@ class ServerModel:
         import httpx
 
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._uds = uds
         self._where = f"the socket {uds}" if uds is not None else self.url
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http: httpx.Client = httpx.Client(
@@ -74,6 +76,8 @@ class ServerModel:
             )
         self.model_name: str = found["id"]
         self.max_model_len: int = found.get("max_model_len") or 32768
+        self.max_num_seqs: int = found.get("max_num_seqs") or DEFAULT_NUM_SEQS
+        self.root: str = found.get("root") or found["id"]  # the model by its own name
         self.supports_thinking: bool = found.get("supports_thinking", True)
         self._defaults: dict[str, dict[str, Any]] = found.get("default_sampling") or {}
 
@@ -145,6 +149,18 @@ class ServerModel:
 
     def close(self) -> None:
         self._http.close()
+
+    def async_client(self) -> httpx.AsyncClient:
+        """For many requests at once to the same server, as the same user."""
+        import httpx
+
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        return httpx.AsyncClient(
+            base_url=self.url,
+            transport=httpx.AsyncHTTPTransport(uds=self._uds, limits=limits),
+            headers=self._http.headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        )
 
     # --- HTTP ------------------------------------------------------------------------------------
 

@@ -49,9 +49,9 @@ class Waves:
 def group_by_prefix(items: list[Prepared]) -> list[Prepared]:
     groups: dict[tuple[int, ...], list[Prepared]] = {}
     for item in items:
-        prefix = tuple(item.prompts[0].token_ids[:PREFIX_TOKENS])
+        prefix = tuple(item.prompts[0].token_ids[:PREFIX_TOKENS]) if item.prompts else ()
         groups.setdefault(prefix, []).append(item)
     for group in groups.values():
-        if len(group) > 2:
+        if len(group) > 2 and group[0].prompts:
             group.sort(key=lambda item: item.prompts[0].token_ids)
     return [item for group in groups.values() for item in group]

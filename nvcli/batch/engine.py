@@ -49,8 +49,9 @@ class BatchEngine(Protocol):
 
 
 def max_num_seqs(engine: BatchEngine) -> int:
-    """How many sequences the engine runs at once."""
+    """How many sequences the engine runs at once; several replicas of one have so many each."""
+    count: int = getattr(engine, "num_replicas", 1)
     if engine.config.max_num_seqs is not None:
-        return engine.config.max_num_seqs
+        return count * engine.config.max_num_seqs
     device = str(engine.startup.device).partition(":")[0]
-    return DEFAULT_NUM_SEQS.get(device, 256)
+    return count * DEFAULT_NUM_SEQS.get(device, 256)

@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nvcli.batch.attached import HttpEngine
 from nvcli.batch.identity import IdRegistry, record_seed
 from nvcli.batch.options import Scope
 from nvcli.batch.records import Failure, Record, identify, parse_record
@@ -86,6 +87,10 @@ class Preparer:
             return Failed(position, _failure(record, reason))
 
     def _prepare(self, record: Record, position: int) -> Prepared:
+        if isinstance(self._engine, HttpEngine):
+            request_id = f"batch-{position}-0"
+            request: Any = self._engine.prepare(record, request_id, self._options, self._seed)
+            return Prepared(position, record, [], [request])
         prompts = prepare_prompts(record, self._tokenizer, self._engine.max_model_len)
         asked = record.request
         if isinstance(asked, EmbeddingRequest):

@@ -45,10 +45,11 @@ def model_digest(folder: Path) -> str:
     return state.hexdigest()[:32]
 
 
-def fingerprint(options: BatchOptions, config: EngineConfig, folder: Path) -> dict[str, Any]:
-    """Everything that decides the text of a record, but the seed and the record itself."""
+def fingerprint(options: BatchOptions, config: EngineConfig, model: Path | str) -> dict[str, Any]:
+    """Everything that decides the text of a record, but the seed and the record itself. `model` is
+    its folder, or what a server calls it."""
     return {
-        "model": model_digest(folder),
+        "model": model if isinstance(model, str) else model_digest(model),
         "load_format": config.load_format,
         "dtype": config.dtype,
         "kv_cache_dtype": config.kv_cache_dtype,

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING
 
+from nvcli.batch.attached import HttpEngine
 from nvcli.batch.fingerprint import draw_seed, fingerprint
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.output_lines import LineWriter
@@ -46,7 +47,7 @@ def run_job(
     options: BatchOptions,
     config: EngineConfig,
     *,
-    find_model: Callable[[], Path],
+    find_model: Callable[[], Path | str],
     load: Callable[[], BatchEngine],
     progress: Progress,
 ) -> int:
@@ -100,7 +101,11 @@ def _run(
         tokenizer=tokenizer,
         sink=sink,
         lines=LineWriter(
-            options.output_format, engine.model_name, options.include_thinking, tokenizer
+            options.output_format,
+            engine.model_name,
+            options.include_thinking,
+            tokenizer,
+            is_attached=isinstance(engine, HttpEngine),
         ),
         counts=counts,
         progress=progress,
@@ -150,6 +155,9 @@ def _check_response_format(options: BatchOptions, engine: BatchEngine) -> None:
     """Raises `UsageError` for a schema of the run's that cannot be enforced; one of a record's own
     costs that record only."""
     if options.response_format is None:
+        return
+    if isinstance(engine, HttpEngine):
+        engine.check_response_format(options.response_format)
         return
     structure = read_structure(Fields({"response_format": options.response_format}))
     spec = grammar_spec(structure, Tools(), tokenizer_of(engine))

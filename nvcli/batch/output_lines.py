@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from nvcli.batch.attached_outputs import HttpOutput
 from nvcli.batch.endpoints import embeddings_body, responses_body
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.records import Failure, Kind
@@ -53,6 +54,7 @@ class LineWriter:
     model: str
     include_thinking: bool = False
     tokenizer: Tokenizer | None = None
+    is_attached: bool = False  # a server has the tokenizer
 
     def _is_openai(self, kind: Kind | None) -> bool:
         if self.output_format is OutputFormat.AUTO:
@@ -127,6 +129,9 @@ class LineWriter:
         outputs: Sequence[Sequence[RequestOutput]],
         params: SamplingParams,
     ) -> dict[str, Any]:
+        first = outputs[0][0]
+        if isinstance(first, HttpOutput) and first.body is not None:
+            return first.body  # as the server gave it
         created = int(time.time())
         if isinstance(record.request, EmbeddingRequest):
             return embeddings_body(record.request, outputs, model=self.model)
@@ -188,7 +193,7 @@ class LineWriter:
                 for lp in output.logprobs
             ]
         request = record.request
-        if self.tokenizer is None or (
+        if (self.tokenizer is None and not self.is_attached) or (
             isinstance(request, CompletionRequest) and request.return_token_ids
         ):
             answer["token_ids"] = list(output.token_ids)

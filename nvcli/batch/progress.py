@@ -26,6 +26,25 @@ _QUIET_INTERVAL_S = 60.0
 _QUIET_START_S = 30.0
 
 
+class Pace:
+    """How many records end in a second, of late: over the last half to three quarters of the run,
+    so that the first wave, in which none ends, is soon forgotten."""
+
+    def __init__(self) -> None:
+        self._before = self._last = (0.0, 0)  # moments, and records that had ended
+
+    def note(self, elapsed_s: float, num_ended: int) -> None:
+        if elapsed_s >= max(0.5, 2 * self._last[0]):
+            self._before, self._last = self._last, (elapsed_s, num_ended)
+
+    def per_s(self, elapsed_s: float, num_ended: int) -> float:
+        """`num_ended` must not be 0."""
+        moment, num_before = self._before
+        if num_ended == num_before:
+            moment, num_before = 0.0, 0
+        return (num_ended - num_before) / max(elapsed_s - moment, 1e-9)
+
+
 @dataclass(slots=True)
 class Counts:
     """Where a run stands. `total` is None while the input's length is not known."""
@@ -34,10 +53,12 @@ class Counts:
     num_before: int = 0  # records that an earlier run finished
     num_written: int = 0
     num_failed: int = 0
-    num_running: int = 0
+    num_running: int = 0  # in the engine
+    num_held: int = 0  # finished, and waiting for those before them
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    pace: Pace = field(default_factory=Pace)
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -49,10 +70,15 @@ class Counts:
         return self.completion_tokens / max(self.elapsed_s, 1e-9)
 
     @property
+    def num_ended(self) -> int:
+        return self.num_written + self.num_held
+
+    @property
     def eta_s(self) -> float | None:
-        if self.total is None or self.num_written == 0:
+        if self.total is None or self.num_ended == 0:
             return None
-        return (self.total - self.num_written) * self.elapsed_s / self.num_written
+        per_s = self.pace.per_s(self.elapsed_s, self.num_ended)
+        return (self.total - self.num_ended) / per_s
 
     def as_json(self) -> dict[str, Any]:
         eta = self.eta_s

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.batch.endpoints import (
     CHAT_URL,
+    COMPLETIONS_URL,
     EMBEDDINGS_URL,
     RESPONSES_URL,
     endpoint_of,
@@ -79,6 +80,8 @@ class Record:
     sampling: dict[str, Any]  # the record's own over the run's flags
     enable_thinking: bool = True
     responses: ResponsesRequest | None = None  # `request` is its chat
+    url: str = CHAT_URL  # whose body it is
+    body: dict[str, Any] = field(default_factory=dict)  # what `request` was read from
     echo: dict[str, Any] = field(default_factory=dict)
 
 
@@ -176,6 +179,8 @@ def parse_record(
             sampling=asked.sampling,
             enable_thinking=asked.enable_thinking,
             responses=asked.responses,
+            url=asked.url,
+            body=asked.body,
             echo=echo,
         )
     failure = Failure.of(error, index=index, line=row.line, id=record_id, kind=kind)
@@ -192,6 +197,8 @@ def read_echo(row: Row, options: BatchOptions) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Asked:
+    url: str
+    body: Any
     request: ChatRequest | CompletionRequest | EmbeddingRequest
     sampling: dict[str, Any]
     enable_thinking: bool = True
@@ -207,19 +214,24 @@ def _request(value: dict[str, Any], kind: Kind, options: BatchOptions) -> _Asked
         if url == EMBEDDINGS_URL:
             if options.output_format is OutputFormat.TEXT:
                 raise InvalidParameterError("embeddings cannot be written as text", param="url")
-            return _Asked(read_embedding(body), {})
+            return _Asked(url, body, read_embedding(body), {})
         if url == RESPONSES_URL:
-            responses = read_responses(with_instructions(with_text_format(body, options), options))
-            request = responses.chat
+            body = with_instructions(with_text_format(body, options), options)
+            responses = read_responses(body)
         elif url == CHAT_URL:
-            request = parse_chat(with_system(with_format(body, options), options))
+            body = with_system(with_format(body, options), options)
         else:
-            request = parse_completion(with_format(body, options))
+            body = with_format(body, options)
     elif kind is Kind.MESSAGES:
+        url = CHAT_URL
         body = with_format({k: v for k, v in value.items() if k in _SIMPLE_FIELDS}, options)
-        request = parse_chat(with_system({**body, "messages": value["messages"]}, options))
+        body = with_system({**body, "messages": value["messages"]}, options)
     else:
-        request = _prompt_request(value, options)
+        url, body = _prompt_body(value, options)
+    if responses is not None:
+        request = responses.chat
+    else:
+        request = parse_chat(body) if url == CHAT_URL else parse_completion(body)
     sampling = {**options.sampling, **request.sampling}
     is_thinking = options.think is not False
     if isinstance(request, CompletionRequest):
@@ -231,12 +243,10 @@ def _request(value: dict[str, Any], kind: Kind, options: BatchOptions) -> _Asked
             is_thinking = request.thinking.enabled
         if not is_thinking:
             sampling.pop("thinking_budget", None)
-    return _Asked(request, sampling, is_thinking, responses)
+    return _Asked(url, body, request, sampling, is_thinking, responses)
 
 
-def _prompt_request(
-    value: dict[str, Any], options: BatchOptions
-) -> ChatRequest | CompletionRequest:
+def _prompt_body(value: dict[str, Any], options: BatchOptions) -> tuple[str, dict[str, Any]]:
     name = "prompt"
     if options.prompt_field is not None and options.prompt_field in value:
         name = options.prompt_field
@@ -247,7 +257,7 @@ def _prompt_request(
     body = with_format({k: v for k, v in value.items() if k in _SIMPLE_FIELDS}, options)
     is_ids = isinstance(prompt, list) and not isinstance((prompt or [0])[0], str | list)
     if is_ids or (is_raw and isinstance(prompt, str)):
-        return parse_completion({**body, "prompt": prompt})
+        return COMPLETIONS_URL, {**body, "prompt": prompt}
     if not isinstance(prompt, str):
         raise InvalidParameterError(f"{name} must be text or token ids", param=name)
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
@@ -256,4 +266,4 @@ def _prompt_request(
         if not isinstance(system, str):
             raise InvalidParameterError("system must be text", param="system")
         messages.insert(0, {"role": "system", "content": system})
-    return parse_chat(with_system({**body, "messages": messages}, options))
+    return CHAT_URL, with_system({**body, "messages": messages}, options)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvcli.batch.admission import Waves
+from nvcli.batch.attached_outputs import HttpOutput
 from nvcli.batch.engine import max_num_seqs
 from nvcli.batch.feed import Failed, Feed, FeedEnd, Prepared, Preparer
 from nvcli.batch.options import Order
@@ -131,6 +132,8 @@ class BatchRun:
             self._handle_events()
             self._admit()
             self._counts.num_running = len(self._running)
+            self._counts.num_held = len(self._waiting)
+            self._counts.pace.note(self._counts.elapsed_s, self._counts.num_ended)
             self._progress.update(self._counts)
 
     @property
@@ -233,7 +236,7 @@ class BatchRun:
                             kind=record.kind,
                             code=output.error_code or str(output.finish_reason),
                             message=output.error or "the request was aborted",
-                            status=500,
+                            status=output.status if isinstance(output, HttpOutput) else 500,
                             echo=record.echo,
                         ),
                     )

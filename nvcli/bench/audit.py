@@ -22,6 +22,7 @@ def warnings(
     law: Law,
     window: Window,
     counts: dict[str, Any],
+    pools: dict[str, list[float]],
 ) -> list[str]:
     found = []
     wrong = sum(
@@ -37,6 +38,9 @@ def warnings(
         ends = [r.end_ns for r in inside if r.status == OK]
         if little.is_cohort(ends, int(load.get("concurrency", 0)), law.W):
             found.append("lock-step: requests end in bunches; use random output lengths")
+    late_s = too_late_s(pools)
+    if late_s is not None and load.get("mode") == "closed":
+        found.append(f"the client was late: p99 {late_s * 1e3:.1f} ms")
     if counts["unfinished"]:
         found.append(f"{counts['unfinished']} requests were still running at the end")
     machine = run.header.get("environment") or {}
@@ -47,9 +51,21 @@ def warnings(
         )
     cached = sum(r.cached or 0 for r in inside)
     prompt = sum(r.n_in or 0 for r in inside)
-    if prompt and run.header.get("workload", {}).get("cache") == "cold" and cached > 0.02 * prompt:
+    workload = run.header.get("workload") or {}
+    is_fresh = workload.get("cache") == "cold" and not workload.get("prefix")
+    if is_fresh and workload.get("turns", 1) == 1 and prompt and cached > 0.02 * prompt:
         found.append(f"prefix cache: {cached / prompt:.0%} of a cold run's prompt tokens were hits")
     return found
+
+
+def too_late_s(pools: dict[str, list[float]]) -> float | None:
+    """The client's p99 lateness where it is beyond max(5 ms, 5 % of the median ttft)."""
+    late, ttft = pools["late"], pools["ttft"]
+    limit = LATE_FLOOR_S
+    if ttft and math.isfinite(middle := metrics.percentile(ttft, 0.5)):
+        limit = max(limit, LATE_SHARE * middle)
+    worst = metrics.percentile(late, 0.99) if late else 0.0
+    return worst if worst > limit else None
 
 
 def unsound(
@@ -70,17 +86,12 @@ def unsound(
     planned = run.end.get("planned")
     if planned is not None and planned != len(run.requests) and not run.end.get("interrupted"):
         reasons.append(f"{planned} requests were planned, {len(run.requests)} are on record")
-    late, ttft = pools["late"], pools["ttft"]
-    limit = LATE_FLOOR_S
-    if ttft and math.isfinite(middle := metrics.percentile(ttft, 0.5)):
-        limit = max(limit, LATE_SHARE * middle)
-    is_open = run.header.get("load", {}).get("mode") == "open"
+    load = run.header.get("load") or {}
+    worst = too_late_s(pools)
     # Under a cap the wait for a place counts: s* is the schedule, and lateness is meant.
-    if late and is_open and not run.header["load"].get("cap"):
-        worst = metrics.percentile(late, 0.99)
-        if worst > limit:
-            reasons.append(f"the client was late: p99 {worst * 1e3:.1f} ms")
-    if window.is_overloaded:
+    if worst is not None and load.get("mode") == "open" and not load.get("cap"):
+        reasons.append(f"the client was late: p99 {worst * 1e3:.1f} ms")
+    if json["window"]["is_overloaded"]:
         reasons.append("overloaded: the queue grows, an open loop at this rate diverges")
     if law.verdict == "not steady" and len(run.requests) >= 20:
         reasons.append(f"not steady: Little's residual is {(law.residual or 0):.1%}")

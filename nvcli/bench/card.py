@@ -45,7 +45,7 @@ def _lines(summary: Summary) -> list[str]:
             f"with probability {100 * tail['chance_above_itl_p99']:.0f} %"
         )
     lines += ["", *_turns(json), *_time(json), *_amdahl(json), *_little(json), *_limits(json)]
-    lines += [*_model(json), *_client(json), *_energy(json)]
+    lines += [*_beyond(json), *_model(json), *_client(json), *_energy(json)]
     plot = ecdf(summary.pools.get("e2e", []))
     if plot:
         lines += ["", "e2e, share of requests", *plot]
@@ -229,17 +229,31 @@ def _limits(json: dict[str, Any]) -> list[str]:
         )
     if not limits:
         return lines
-    rows = ", ".join(
+    rows = " · ".join(
         f"{row['resource']} {row['allows']:,.0f}"
         for row in limits["rows"]
         if row.get("allows") is not None
     )
-    text = f"l_max     {limits['l_max']:,.0f} by {limits['binds']} ({rows})"
+    text = f"l_max     {limits['l_max']:,.0f} by {limits['binds']} · {rows}"
     if limits["in_use"] is not None:
         text += f" · in use {percent(limits['in_use'])}"
     if limits["lambda_max"] is not None:
         text += f" · λ_max = L_max/W {number(limits['lambda_max'])}/s"
     return [*lines, text]
+
+
+def _beyond(json: dict[str, Any]) -> list[str]:
+    """What a server does with more than it holds: each its own number."""
+    found = json["beyond"]
+    parts = []
+    if found["queue_ms"] is not None:
+        parts.append(f"queue wait, mean {number(found['queue_ms'])} ms")
+    if found["queue_p99_ms"] is not None:
+        parts.append(f"p99 {number(found['queue_p99_ms'])} ms")
+    if found["preemptions"] is not None:
+        parts.append(f"{found['preemptions']:,.0f} preemptions")
+    parts.append(f"{found['rejected']:,} rejected")
+    return [f"beyond    {' · '.join(parts)}"]
 
 
 def _model(json: dict[str, Any]) -> list[str]:
@@ -261,6 +275,11 @@ def _client(json: dict[str, Any]) -> list[str]:
         parts.append(f"client CPU {percent(client['cpu_share'])}")
     if client["ceiling_requests_per_s"] is not None:
         parts.append(f"client ceiling {number(client['ceiling_requests_per_s'])} req/s")
+    if client["gc_ms"] is not None:
+        parts.append(
+            f"garbage collector {number(client['gc_ms'])} ms in all, longest "
+            f"{number(client['gc_longest_ms'])}"
+        )
     if client["clock"]:
         parts.append(f"clock {client['clock']['name']}, {client['clock']['resolution_ns']:g} ns")
     return [f"client    {' · '.join(parts)}"] if parts else []

@@ -6,6 +6,7 @@ token ids and `ignore_eos` makes every answer as long as planned.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,8 @@ from nvcli.bench.record import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nvcli.engine.step import StepPlan
     from nvcli.llm import LLM
 
@@ -84,10 +87,12 @@ class Bench:
                 "block_size": startup.block_size,
                 "weights_bytes": startup.weights_bytes,
                 "load_format": llm.config.load_format,
+                "digest": model_digest(llm.folder),
                 "tensor_parallel_size": startup.tensor_parallel_size,
             },
             "calibration": calibration.as_json() if calibration else None,
             "environment": environment(self.device, device_name(llm)),
+            "engine": {k: v for k, v in asdict(llm.config).items() if k != "model"},
             "slots": llm.max_num_seqs,
             "perf_model": {
                 "shape": asdict(self.shape),
@@ -108,6 +113,17 @@ def _gpu_limits() -> list[Any]:
 def model_name(name: str) -> str:
     """A folder by its name only: records carry no paths."""
     return name.rstrip("/").rsplit("/", 1)[-1] if name.startswith(("/", ".")) else name
+
+
+def model_digest(folder: Path) -> str:
+    """Names the checkpoint: its config.json, and names and sizes of its weights."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*")):
+        if path.name == "config.json":
+            digest.update(path.read_bytes())
+        elif path.suffix == ".safetensors":
+            digest.update(f"{path.name} {path.stat().st_size}".encode())
+    return digest.hexdigest()[:12]
 
 
 def device_name(llm: LLM) -> str:

@@ -94,8 +94,7 @@ def model_rows(run: Run, json: dict[str, Any] | None) -> list[dict[str, Any]]:
     load = run.header.get("load") or {}
     if not done:
         return []
-    n_in = round(math.fsum(r.n_in or 0 for r in done) / len(done))
-    n_out = math.fsum(r.num_tokens for r in done) / len(done)
+    n_in, n_out = _mean_lengths(done)
     slots = int(run.header.get("slots") or 1)
     if load.get("mode") == "open":
         predicted = model.open(
@@ -120,6 +119,26 @@ def model_rows(run: Run, json: dict[str, Any] | None) -> list[dict[str, Any]]:
     for row in result:
         row["source"] = model.cost.source
     return result
+
+
+def model_max(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
+    """The most that the model gives, with every slot taken; and what binds at the measured L."""
+    found, done = model_of(run.header), [r for r in run.requests if r.status == "ok" and r.n_in]
+    if found is None or not done:
+        return None
+    n_in, n_out = _mean_lengths(done)
+    slots = int(run.header.get("slots") or 1)
+    running = min(max(json["concurrency"]["mean"] or 1.0, 1.0), slots)
+    return {
+        "slots": slots,
+        "requests_per_s": found[0].throughput(slots, n_in, n_out),
+        "is_compute_bound": found[0].is_compute_bound(running),
+    }
+
+
+def _mean_lengths(done: list[RequestRecord]) -> tuple[int, float]:
+    n_in = math.fsum(r.n_in or 0 for r in done) / len(done)
+    return max(round(n_in), 1), math.fsum(r.num_tokens for r in done) / len(done)
 
 
 def _row(
@@ -150,8 +169,10 @@ def amdahl_rows(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
     found = model_of(run.header)
     done = [r for r in run.requests if r.status == "ok" and r.n_in]
     if found is not None and done:
-        n_in = round(math.fsum(r.n_in or 0 for r in done) / len(done))
-        n_out = math.fsum(r.num_tokens for r in done) / len(done)
+        n_in, n_out = _mean_lengths(done)
+        launch = found[0].cost.fixed * max(n_out - 1, 0) * 1e3
+        if 0 < launch < whole:  # CPU, kernel launches, scheduling: what no byte or FLOP explains
+            result["if_free"]["launch_and_scheduling"] = whole / (whole - launch)
         sigma = found[0].serial_share(n_in, n_out)
         result["sigma"] = sigma
         result["batching_ceiling"] = 1 / sigma if sigma > 0 else None

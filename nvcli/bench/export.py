@@ -13,6 +13,7 @@ import io
 import math
 from typing import TYPE_CHECKING, Any
 
+from nvcli.bench import repeats
 from nvcli.bench.card import card
 from nvcli.bench.metrics import DEFINITIONS, METRICS, latencies
 from nvcli.bench.record import dump
@@ -63,6 +64,7 @@ def report_json(summaries: Sequence[Summary]) -> str:
     last = dict(summaries[-1].json)
     if len(summaries) > 1:
         last["runs"] = [s.json for s in summaries]
+        last["repeats"] = repeats.repeats(summaries)
     return dump(last)
 
 
@@ -101,6 +103,8 @@ def to_markdown(summaries: Sequence[Summary]) -> str:
                 cells = [number(row[k]) for k in ("mean", "p50", "p90", "p99", "p999", "max")]
                 rows.append(f"| {name} | {' | '.join(cells)} |")
         parts.append("\n".join(rows) + "\n")
+    if over_runs := repeats.lines(summaries):
+        parts.append("```\n" + "\n".join(over_runs).strip("\n") + "\n```\n")
     return "\n".join(parts)
 
 
@@ -108,9 +112,10 @@ def to_html(summaries: Sequence[Summary]) -> str:
     """One page without links to anything outside."""
     from nvcli.bench.charts import svg
 
-    cards = "\n".join(
-        f"<pre>{html.escape(chr(10).join(card(summary)))}</pre>" for summary in summaries
-    )
+    blocks = [card(summary) for summary in summaries]
+    if over_runs := repeats.lines(summaries):
+        blocks.append(over_runs)
+    cards = "\n".join(f"<pre>{html.escape(chr(10).join(block))}</pre>" for block in blocks)
     data = report_json(summaries).replace("<", "\\u003c")
     title = html.escape(f"nvcli bench {summaries[-1].json['id']}")
     return (

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import resource
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from nvcli.bench.client import new_record
+from nvcli.bench.precision import Divergence
 from nvcli.bench.record import ERROR, OK, RequestRecord, now_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nvcli.bench.client import Client
-    from nvcli.bench.precision import Precision
+    from nvcli.bench.precision import Look
     from nvcli.bench.workload import Planned
 
 SPIN_NS = 1_500_000  # a loop's sleep ends up to a millisecond late: the rest is polled
@@ -36,7 +37,7 @@ class Load:
     num_requests: int | None = None
     stagger_s: float = 0.0
     max_len: int | None = None  # of a conversation
-    precision: Precision | None = None
+    looks: list[Look] = field(default_factory=list)  # each may end the sending
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class LoadResult:
     records: list[RequestRecord] = field(default_factory=list)
     num_planned: int = 0
     was_interrupted: bool = False
+    is_overloaded: bool = False
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -68,13 +70,14 @@ class LoadRun:
         self._result = LoadResult()
         self._open: set[asyncio.Task[None]] = set()
         self._bug: BaseException | None = None
-        self._is_over = False  # as precise as was asked: nothing more is sent
+        self._is_over = False  # a look has ended it: nothing more is sent
+        self._live: dict[int, RequestRecord] = {}
 
     async def run(self) -> LoadResult:
         """Until everything sent has ended. Cancelled (Ctrl-C): what runs is kept as unfinished."""
         result, load = self._result, self._load
         start, cpu = now_ns(), _cpu_s()
-        watching = asyncio.create_task(self._watch(load.precision)) if load.precision else None
+        watching = asyncio.create_task(self._watch(load.looks)) if load.looks else None
         try:
             if load.times is not None:
                 await self._open_loop(start, load.times)
@@ -175,21 +178,29 @@ class LoadRun:
     async def _one(self, planned: Planned, s_star: int) -> tuple[RequestRecord, list[int]]:
         record = new_record(planned, s_star)
         self._result.num_planned += 1
+        self._live[id(record)] = record
         answer: list[int] = []
         try:
             answer = await self._client.send(planned, record)
         finally:
+            del self._live[id(record)]
             self._keep(record)
         if record.status == ERROR:
             await asyncio.sleep(0.01)  # a server that refuses at once is not hammered
         return record, answer
 
-    async def _watch(self, precision: Precision) -> None:
+    async def _watch(self, looks: list[Look]) -> None:
         while not self._is_over:
             await asyncio.sleep(0.5)
-            if precision.is_due:
-                records = list(self._result.records)
-                self._is_over = await asyncio.to_thread(precision.is_reached, records)
+            for look in looks:
+                if not look.is_due:
+                    continue
+                now = now_ns()
+                records = [*self._result.records]
+                records += [replace(r, end_ns=max(now, r.s_star_ns)) for r in self._live.values()]
+                if await asyncio.to_thread(look.is_reached, records):
+                    self._is_over = True
+                    self._result.is_overloaded |= isinstance(look, Divergence)
 
     def _keep(self, record: RequestRecord) -> None:
         self._result.records.append(record)

@@ -7,6 +7,7 @@ with one copy and one matrix product, and said to be measured.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import resource
@@ -149,3 +150,29 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+class GcWatch:
+    """How long Python's garbage collector stopped this process while the block ran."""
+
+    def __init__(self) -> None:
+        self.total_s = self.longest_s = 0.0
+        self._start = 0.0
+
+    def __enter__(self) -> GcWatch:
+        gc.callbacks.append(self._tell)
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        gc.callbacks.remove(self._tell)
+
+    def _tell(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._start = time.perf_counter()
+        elif self._start:
+            took = time.perf_counter() - self._start
+            self.total_s += took
+            self.longest_s = max(self.longest_s, took)
+
+    def as_json(self) -> dict[str, float]:
+        return {"gc_s": self.total_s, "gc_longest_s": self.longest_s}

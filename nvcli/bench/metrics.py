@@ -45,7 +45,13 @@ L, lambda, W  mean in flight, completions a second, mean e2e of them, all over (
               residual (L - lambda W) / L: up to 3 % good, to 10 % edge effects, more: not steady
 identity      integral of N(t) dt = sum of W_i over the whole run, exactly
 window        starts after the warm-up (MSER-5 of e2e and of L(t), at most half), ends with the
-              last send"""
+              last send
+beyond        queue wait of the engine, else requests waiting over lambda; preemptions;
+              refusals (HTTP 429, 503)
+repeats       Student's interval over the means of three or more runs of one load
+efficiency    floor / measured, the floor being bytes / bandwidth or FLOPs / peak
+ratio         predicted / measured
+J/token       NVML's energy counter, else its power, over output tokens of the window"""
 
 
 @dataclass(frozen=True, slots=True)

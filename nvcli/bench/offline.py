@@ -12,8 +12,9 @@ from nvcli.bench import calibrate, machine
 from nvcli.bench.engine_loop import EngineLoop
 from nvcli.bench.engine_run import Bench, StepLog
 from nvcli.bench.limits import resources
+from nvcli.bench.machine import GcWatch
 from nvcli.bench.nvml import Sampler
-from nvcli.bench.points import Point, default_points, run_points
+from nvcli.bench.points import Measured, Point, default_points, run_points
 from nvcli.bench.precision import Precision
 from nvcli.bench.record import RunWriter, new_id, now_ns, runs_folder
 from nvcli.errors import InterruptedRunError
@@ -55,18 +56,19 @@ def run_latency(
     header = {**base_header("latency", run_id), **bench.header(None)}
     header["load"] = {"mode": "steps", "text": f"single steps, {repeats} repeats"}
     with RunWriter(path, header) as run:
-        try:
-            rows, found = run_points(
-                bench, default_points(bench.llm), repeats=repeats, seed=seed, progress=progress
-            )
-        except KeyboardInterrupt:
-            return Outcome(path, was_interrupted=True)
-        for row in rows:
+        measured = run_points(
+            bench, default_points(bench.llm), repeats=repeats, seed=seed, progress=progress
+        )
+        for row in measured.rows:
             run.point(**row)
-        if found is not None:
+        found = measured.calibration
+        if found is not None and not measured.was_interrupted:
             calibrate.save(found)
-        run.finish(interrupted=False, calibration=found.as_json() if found is not None else None)
-    return Outcome(path)
+        run.finish(
+            interrupted=measured.was_interrupted,
+            calibration=found.as_json() if found is not None else None,
+        )
+    return Outcome(path, measured.was_interrupted)
 
 
 def run_throughput(
@@ -122,10 +124,15 @@ def run_throughput(
     wait_s = _warm_up(bench, workload)
     warm = list(workload.warm_up(**bounds))
     EngineLoop(llm).run_closed(iter(warm), concurrency=1, num_requests=len(warm))
-    precision = Precision(until_ci, header) if until_ci is not None else None
+    precision = Precision(header, share=until_ci) if until_ci is not None else None
     num_gpus = startup.tensor_parallel_size
     sampler = Sampler(num_gpus) if with_gpu else None
-    with RunWriter(path, header) as run, StepLog(llm) as log, sampler or contextlib.nullcontext():
+    with (
+        RunWriter(path, header) as run,
+        StepLog(llm) as log,
+        GcWatch() as gc_watch,
+        sampler or contextlib.nullcontext(),
+    ):
         for point in points:
             run.point(**point)
         loop = EngineLoop(llm, run)
@@ -152,6 +159,7 @@ def run_throughput(
             interrupted=was_interrupted,
             wall_s=(now_ns() - start_ns) / 1e9,
             process_cpu_s=time.process_time() - start_cpu,
+            **gc_watch.as_json(),
         )
     return Outcome(path, was_interrupted)
 
@@ -161,19 +169,20 @@ def run_card(
 ) -> Outcome:
     """Bare `nvcli bench`: single steps, a calibration from them, and every slot busy; a minute."""
     start = time.monotonic()
-    try:
-        rows, found = run_points(
-            bench,
-            essential_first(default_points(bench.llm)),
-            repeats=5,
-            seed=seed,
-            progress=progress,
-            deadline=start + POINTS_S,
-        )
-    except KeyboardInterrupt:
-        raise InterruptedRunError("interrupted before anything was measured whole") from None
-    if found is not None:
-        calibrate.save(found)
+    measured = run_points(
+        bench,
+        essential_first(default_points(bench.llm)),
+        repeats=5,
+        seed=seed,
+        progress=progress,
+        deadline=start + POINTS_S,
+    )
+    if measured.was_interrupted:
+        if not measured.rows:
+            raise InterruptedRunError("interrupted before anything was measured whole")
+        return _store_points(bench, measured)
+    if measured.calibration is not None:
+        calibrate.save(measured.calibration)
     progress("every slot busy")
     left = CARD_S - (time.monotonic() - start)
     return run_throughput(
@@ -186,8 +195,21 @@ def run_card(
         slo={},
         path=None,
         command="card",
-        points=rows,
+        points=measured.rows,
     )
+
+
+def _store_points(bench: Bench, measured: Measured) -> Outcome:
+    """A card that was interrupted before its load."""
+    run_id = new_id()
+    path = runs_folder() / f"{run_id}.jsonl"
+    header = {**base_header("card", run_id), **bench.header(None)}
+    header["load"] = {"mode": "steps", "text": "single steps"}
+    with RunWriter(path, header) as run:
+        for row in measured.rows:
+            run.point(**row)
+        run.finish(interrupted=True)
+    return Outcome(path, was_interrupted=True)
 
 
 def essential_first(points: list[Point]) -> list[Point]:

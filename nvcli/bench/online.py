@@ -16,7 +16,7 @@ from nvcli.bench.limits import resources
 from nvcli.bench.load_run import Load, LoadRun
 from nvcli.bench.nvml import Sampler
 from nvcli.bench.offline import base_header
-from nvcli.bench.precision import Precision
+from nvcli.bench.precision import Divergence, Precision
 from nvcli.bench.record import RunWriter, now_ns
 from nvcli.bench.workload import Arrival, Workload
 
@@ -171,12 +171,15 @@ class Session:
         await self._warm(salt)
         header = self._header(point, await self._gauges())
         if point.until_ci is not None:
-            load.precision = Precision(point.until_ci, header)
+            load.looks.append(Precision(header, share=point.until_ci))
+        if point.rate is not None:
+            load.looks.append(Divergence(header))
         with RunWriter(self.path, header) as run:
             watching = asyncio.create_task(self._watch(run))
             try:
                 planned = self._planned(point.trace, salt)
-                result = await LoadRun(self._client, load, planned, run.request).run()
+                with machine.GcWatch() as gc_watch:
+                    result = await LoadRun(self._client, load, planned, run.request).run()
             finally:
                 watching.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -186,6 +189,8 @@ class Session:
                 interrupted=result.was_interrupted,
                 client_cpu_s=result.cpu_s,
                 wall_s=result.wall_s,
+                overloaded=result.is_overloaded,
+                **gc_watch.as_json(),
             )
         return result
 

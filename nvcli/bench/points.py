@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from nvcli.bench.metrics import percentile
 from nvcli.bench.perf_model import Cost, PerfModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from nvcli.bench.workload import Planned
     from nvcli.llm import LLM
 
 ROUNDS = {"cuda": 1, "cpu": 3}  # a CPU does other things now and then
@@ -69,22 +71,38 @@ def measure_point(
     if point.b == 0:
         for _ in range(repeats + 1):
             with StepLog(llm) as log:
-                loop = EngineLoop(llm)
-                loop.run_closed(iter([Planned(0, ids(point.p), 1)]), concurrency=1, num_requests=1)
+                _drive(llm, iter([Planned(0, ids(point.p), 1)]), 1)
             times.append(sum(s.dt_s for s in log.steps))
         return times[1:], 0.0
     num_steps = max(repeats + 3, 12)
     num_steps += -(-point.b * point.c // bench.budget)  # the first decodes while others prefill
     with StepLog(llm) as log:
-        loop = EngineLoop(llm)
         planned = (Planned(i, ids(point.c), num_steps + 4) for i in range(point.b))
-        loop.run_closed(planned, concurrency=point.b, num_requests=point.b)
+        _drive(llm, planned, point.b)
     for step in log.steps:
         if step.p == 0 and step.b == point.b:
             times.append(step.dt_s)
             depths.append(step.S)
     times, depths = times[2:] or times, depths[2:] or depths
     return times, sum(depths) / len(depths) if depths else 0.0
+
+
+def _drive(llm: LLM, planned: Iterator[Planned], number: int) -> None:
+    loop = EngineLoop(llm)
+    try:
+        loop.run_closed(planned, concurrency=number, num_requests=number)
+    except KeyboardInterrupt:
+        loop.abandon()  # nothing of it goes on in the engine
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Rows for the run's file, and the costs that were fitted to them."""
+
+    rows: list[dict[str, Any]]
+    calibration: Calibration | None
+    was_interrupted: bool = False
 
 
 def run_points(
@@ -96,28 +114,31 @@ def run_points(
     progress: Callable[[str], None],
     deadline: float | None = None,
     rounds: int | None = None,
-) -> tuple[list[dict[str, Any]], Calibration | None]:
+) -> Measured:
     """Measure the points, fit the costs, and put floor and prediction beside each. Past the
-    deadline no more than the first five are begun.
+    deadline no more than the first five are begun; Ctrl-C keeps those that were measured.
 
     The prediction of a point is the fit that left it out, where there are enough others.
     """
     rounds = rounds or ROUNDS[bench.device]
     warm = Point(0, min(64, bench.llm.max_model_len - 2), 0)
-    measure_point(bench, warm, repeats=2, seed=seed)
     times_of: dict[Point, list[float]] = {}
     depth_of: dict[Point, float] = {}
-    # In rounds: what else the machine does for a second then spoils no point alone.
-    for number in range(rounds):
-        for index, point in enumerate(points):
+    was_interrupted = False
+    try:
+        measure_point(bench, warm, repeats=2, seed=seed)
+        # In rounds: what else the machine does for a second then spoils no point alone.
+        for number, (index, point) in itertools.product(range(rounds), enumerate(points)):
             is_late = deadline is not None and time.monotonic() > deadline
             if is_late and (number > 0 or index >= 5):
-                break
+                continue
             progress(f"{point.name}, round {number + 1} of {rounds}")
             times, depth = measure_point(bench, point, repeats=-(-repeats // rounds), seed=seed)
             if times:
                 times_of.setdefault(point, []).extend(times)
                 depth_of[point] = depth
+    except KeyboardInterrupt:
+        was_interrupted = True
     measured: list[tuple[Point, list[float], Sample]] = []
     for point, times in times_of.items():
         median = percentile(sorted(times), 0.5)
@@ -161,4 +182,4 @@ def run_points(
                 "predictor": "leave-one-out" if error is not None else model.cost.source,
             }
         )
-    return rows, found
+    return Measured(rows, found, was_interrupted)

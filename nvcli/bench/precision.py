@@ -1,4 +1,4 @@
-"""`--until-ci`: a run ends once its 95 % intervals are as narrow as was asked.
+"""Looks at a run that goes on, and whether it is to end: `--until-ci`, and an overloaded loop.
 
 Watched are output tokens a second (batch means) and the median of e2e (order statistics). Looking
 often would stop at the first lucky moment, so looks are rare: after five seconds, then each time
@@ -38,25 +38,50 @@ def _half(interval: Sequence[float | None] | None) -> float | None:
 
 
 @dataclass(slots=True)
-class Precision:
-    """Decides when a run has measured enough; `header` says what it is a run of."""
+class Look:
+    """A question that is asked now and then while a load runs; `header` says what it is a run of.
 
-    share: float
+    Those that run are among the records, as unfinished until now.
+    """
+
     header: dict[str, Any]
     _start: float = field(default_factory=time.monotonic)
-    _next: float = FIRST_LOOK_S
+    _next: float | None = None
 
     @property
     def is_due(self) -> bool:
-        return time.monotonic() - self._start >= self._next
+        return time.monotonic() - self._start >= (self._next or FIRST_LOOK_S)
 
     def is_reached(self, records: Sequence[RequestRecord]) -> bool:
+        self._next = (time.monotonic() - self._start) * GROWTH
+        return len(records) >= MIN_REQUESTS and self._answer(self._summary(records))
+
+    def _summary(self, records: Sequence[RequestRecord]) -> dict[str, Any]:
         from nvcli.bench.record import Run
         from nvcli.bench.summary import summarize
 
-        self._next = (time.monotonic() - self._start) * GROWTH
-        if len(records) < MIN_REQUESTS:
-            return False
-        run = Run(self.header, requests=list(records))
-        found = widths(summarize(run).json).values()
-        return all(v is not None and v <= self.share for v in found)
+        return summarize(Run(self.header, requests=list(records))).json
+
+    def _answer(self, json: dict[str, Any]) -> bool:
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class Precision(Look):
+    """Whether the intervals are as narrow as was asked."""
+
+    share: float = 0.05
+
+    def _answer(self, json: dict[str, Any]) -> bool:
+        return all(v is not None and v <= self.share for v in widths(json).values())
+
+
+@dataclass(slots=True)
+class Divergence(Look):
+    """Whether an open loop grows without end: L(t) and ttft rise in two looks, one by one."""
+
+    _before: bool = False
+
+    def _answer(self, json: dict[str, Any]) -> bool:
+        before, self._before = self._before, json["window"]["is_overloaded"]
+        return before and self._before

@@ -78,6 +78,34 @@ def server_side(
     }
 
 
+def beyond_limits(
+    run: Run, inside: list[RequestRecord], law: Law, window: Window
+) -> dict[str, float | int | None]:
+    """Queue wait, preemptions and refusals as separate numbers.
+
+    The wait is the engine's own where it tells it, else Little's: requests waiting by the gauge,
+    over completions a second.
+    """
+    waits = sorted(
+        (r.server["sched"] - r.server["arrive"]) / 1e6
+        for r in inside
+        if {"sched", "arrive"} <= set(r.server)
+    )
+    mean = metrics.mean(waits)
+    if mean is None and law.rate > 0:
+        held = gauge_mean(samples_of(run, "waiting"), window.start_ns, window.end_ns)
+        mean = None if held is None else held / law.rate * 1e3
+    counts = [float(g["preemptions"]) for g in run.gauges if "preemptions" in g]
+    counts += [float(s.preemptions) for s in run.steps]
+    refused = ("HTTP 429", "HTTP 503", "HTTP 529")
+    return {
+        "queue_ms": mean,
+        "queue_p99_ms": metrics.stated_percentile(waits, 0.99),
+        "preemptions": max(counts) - min(counts) if counts else None,
+        "rejected": sum((r.error or "").startswith(refused) for r in inside),
+    }
+
+
 def kv_tokens(
     run: Run,
     inside: list[RequestRecord],

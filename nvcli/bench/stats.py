@@ -77,7 +77,7 @@ def mser5(values: Sequence[float]) -> int:
     The cut d minimises the squared standard error of what is left: variance / (m - d), up to 20 %.
     """
     m = len(values) // 5
-    if m < 4:
+    if m < 4 or not np.all(np.isfinite(values)):
         return 0
     means = np.asarray(values[: 5 * m], dtype=float).reshape(m, 5).mean(axis=1)
     scores = [float(np.var(means[d:])) / (m - d) for d in range(m // 2 + 1)]

@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import little, metrics, precision, stats
 from nvcli.bench.audit import unsound, warnings
-from nvcli.bench.explain import amdahl_rows, breakdown, limits_json, model_rows
+from nvcli.bench.explain import amdahl_rows, breakdown, limits_json, model_max, model_rows
 from nvcli.bench.metrics import METRICS, PERCENTILES, latencies, pool
 from nvcli.bench.record import ERROR, OK, TIMEOUT, UNFINISHED
-from nvcli.bench.server_side import counter_rate, gauge_mean, kv_tokens, samples_of, server_side
+from nvcli.bench.server_side import (
+    beyond_limits,
+    counter_rate,
+    gauge_mean,
+    kv_tokens,
+    samples_of,
+    server_side,
+)
 from nvcli.bench.window import Window, batches, find_window, rates
 
 if TYPE_CHECKING:
@@ -107,11 +114,13 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
 
     json: dict[str, Any] = dict(base)
     json["counts"] = counts
+    is_overloaded = window.is_overloaded or bool(run.end.get("overloaded"))
     json["window"] = {
         "start_s": (window.start_ns - first) / 1e9,
         "end_s": (window.end_ns - first) / 1e9,
         "total_s": (last - first) / 1e9,
         "method": window.method,
+        "is_overloaded": is_overloaded,
     }
     json["throughput"] = found
     json["goodput"] = {
@@ -146,6 +155,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
         else None,
     }
     json["breakdown_ms"] = breakdown([r for r in inside if r.status == OK])
+    json["beyond"] = beyond_limits(run, inside, law, window)
     json["limits"] = limits_json(
         run,
         [r for r in inside if r.status == OK],
@@ -159,8 +169,9 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     json["until_ci"] = _until_ci(run, json)
     json["energy"] = _energy(run, found, window)
     json["model_rows"] = model_rows(run, json)
+    json["model_max"] = model_max(run, json)
     json["amdahl"] = amdahl_rows(run, json)
-    json["warnings"] = warnings(run, inside, law, window, counts)
+    json["warnings"] = warnings(run, inside, law, window, counts, pools)
     reasons = unsound(run, json, identity, law, window, pools)
     json["verdict"] = {"sound": not reasons, "reasons": reasons}
     missed = [] if not slo or len(good) >= 0.99 * len(inside) else [
@@ -271,6 +282,8 @@ def _client(run: Run, counts: dict[str, Any]) -> dict[str, Any]:
         "cpu_share": cpu / wall if cpu is not None and wall else None,
         "ceiling_requests_per_s": run.header.get("client", {}).get("ceiling_requests_per_s"),
         "clock": run.header.get("clock"),
+        "gc_ms": _ms(end.get("gc_s")),
+        "gc_longest_ms": _ms(end.get("gc_longest_s")),
     }
 
 

@@ -6,7 +6,7 @@ The fit is X(N) = X_1 N / (1 + sigma (N - 1) + kappa N (N - 1)) over measured me
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.fit import Scaling, fit_scaling
@@ -33,7 +33,7 @@ def ladder(top: int, low: int = 1) -> list[int]:
 def is_saturated(summaries: Sequence[Summary]) -> bool:
     """Whether the last point gave hardly more than the one before, or an open loop diverged."""
     last = summaries[-1]
-    if any("overloaded" in reason for reason in last.unsound):
+    if "window" in last.json and last.json["window"]["is_overloaded"]:
         return True
     rates = [s.json["throughput"]["requests_per_s"] for s in summaries if "counts" in s.json]
     if len(rates) < 3 or not rates[-2] or rates[-1] is None:
@@ -46,6 +46,8 @@ class SweepResult:
     rows: list[dict[str, Any]]
     fit: Scaling | None
     best_under_slo: dict[str, Any] | None
+    left_out: list[str] = field(default_factory=list)  # of the fit: compute-bound, or diverged
+    model_max: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         fit = self.fit
@@ -63,25 +65,34 @@ class SweepResult:
                 "ceiling": fit.ceiling,
                 "peak": fit.peak,
             },
+            "left_out_of_fit": self.left_out,
             "best_under_slo": self.best_under_slo,
+            "model_max": self.model_max,
         }
 
 
 def analyse(summaries: Sequence[Summary]) -> SweepResult:
     rows = [_row(s) for s in summaries if "counts" in s.json]
-    # Between the prompts' limit and full batches the curve is Amdahl's; a diverged point is none.
-    points = [(r["L"], r["requests_per_s"]) for r in rows if r["L"] and r["requests_per_s"]]
+    usable = [r for r in rows if r["L"] and r["requests_per_s"]]
+    # A diverged point is on no curve. Amdahl's holds while steps are bound by memory: what bends it
+    # beyond is arithmetic, not contention, and must not become the fit's kappa.
+    steady = [r for r in usable if not r["overloaded"]]
+    bound_by_memory = [r for r in steady if not r["compute_bound"]]
+    fitted = bound_by_memory if len(bound_by_memory) >= 3 else steady
+    points = [(r["L"], r["requests_per_s"]) for r in fitted]
     fit = fit_scaling(points) if len(points) >= 3 else None
-    meeting = [r for r in rows if r["has_slo"] and (r["goodput_share"] or 0) >= 0.99]
+    left_out = [r["load"] for r in usable if r not in fitted] if fit is not None else []
+    meeting = [r for r in rows if r["has_slo"] and (r["goodput_share"] or 0) >= 0.99 and r["sound"]]
     best = max(meeting, key=lambda r: float(r["requests_per_s"] or 0), default=None)
-    return SweepResult(rows, fit, best)
+    model_max = next((m for s in summaries if (m := s.json.get("model_max"))), None)
+    return SweepResult(rows, fit, best, left_out, model_max)
 
 
 def _row(summary: Summary) -> dict[str, Any]:
     json = summary.json
     model = next((m for m in json["model_rows"] if m["name"] == "output_tokens_per_s"), None)
     return {
-        "load": json["load"]["text"],
+        "load": (json["load"] or {}).get("text", "?"),
         "L": json["concurrency"]["mean"],
         "requests_per_s": json["throughput"]["requests_per_s"],
         "output_tokens_per_s": json["throughput"]["output_tokens_per_s"],
@@ -95,6 +106,8 @@ def _row(summary: Summary) -> dict[str, Any]:
         "little": json["little"]["verdict"],
         "model_ratio": model["ratio"] if model else None,
         "sound": not summary.unsound,
+        "overloaded": json["window"]["is_overloaded"],
+        "compute_bound": bool((json["model_max"] or {}).get("is_compute_bound")),
     }
 
 
@@ -138,9 +151,18 @@ def _fit_lines(result: SweepResult) -> list[str]:
     ]
     parts = []
     if fit.knee is not None:
-        parts.append(f"knee N = {fit.knee:.0f} ({number(fit(fit.knee))} req/s)")
+        slower = fit.knee / fit(fit.knee) * fit.x1
+        parts.append(
+            f"knee N = {fit.knee:.0f} ({number(fit(fit.knee))} req/s, {number(slower)}x the "
+            "latency of a lone request)"
+        )
     if fit.ceiling is not None:
         parts.append(f"ceiling {number(fit.ceiling)} req/s")
     if fit.peak is not None and math.isfinite(fit.peak):
         parts.append(f"more than N = {fit.peak:.0f} gives less")
-    return [*lines, f"          {' · '.join(parts)}"] if parts else lines
+    if (best := result.model_max) is not None:
+        parts.append(f"model max {number(best['requests_per_s'])} at c = {best['slots']}")
+    lines += [f"          {part}" for part in parts]
+    if result.left_out:
+        lines.append(f"          left out, compute-bound or diverged: {'; '.join(result.left_out)}")
+    return lines

@@ -44,8 +44,8 @@ def find_window(
         return Window(min(first + int(float(warmup) * 1e9), end), end, f"{float(warmup):g} s cut")
     middle = first + (end - first) // 2
     start = first
-    done = sorted((r for r in ordered if r.status == OK), key=lambda r: r.end_ns)
-    times = [v for r in done if (v := values[id(r)].e2e) is not None]
+    done = sorted((r for r in ordered if r.status == OK and r.chunks), key=lambda r: r.end_ns)
+    times = [v for r in done if (v := values[id(r)].e2e) is not None and math.isfinite(v)]
     cut = stats.mser5(times)
     if cut:
         start = max(start, min(done[cut - 1].end_ns, middle))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nvcli.errors import NvcliError, UsageError
 from nvcli.paths import expand_user
 
 if TYPE_CHECKING:
-    from nvcli.cli.chat import ChatOptions
     from nvcli.client import ServerModel
+    from nvcli.config import EngineConfig
     from nvcli.repl.screen import Screen
 
 
@@ -26,7 +26,20 @@ def own_socket() -> Path | None:
     return path if is_own else None
 
 
-def attach(options: ChatOptions, screen: Screen) -> ServerModel | None:
+class AttachOptions(Protocol):
+    """What of a command's options decides it."""
+
+    @property
+    def attach(self) -> str: ...
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def is_model_given(self) -> bool: ...
+    @property
+    def has_engine_flags(self) -> bool: ...
+
+
+def attach(options: AttachOptions, screen: Screen) -> ServerModel | None:
     """None: load the model here. Raises `NvcliError` when a server that was named is not there."""
     if options.attach == "never":
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from nvcli.batch.options import (
 )
 from nvcli.cli import options
 from nvcli.cli.app import Command, settings_of
+from nvcli.cli.attach import attach as find_server
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.console import print_text
 from nvcli.cli.options import INPUT, OUTPUT, _choice, _option, _parser
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from nvcli.batch.engine import BatchEngine
+    from nvcli.client import ServerModel
     from nvcli.repl.screen import Screen
 
 RESUMING = "Resuming"
@@ -44,6 +47,7 @@ nvcli batch prompts.jsonl -o answers.jsonl            a line of JSON a record, a
 nvcli batch prompts.jsonl -o answers.jsonl --resume   go on after a crash, a kill or Ctrl-C
 nvcli batch reviews.csv --column text -s @classify.txt -o labels.jsonl
 cat prompts.txt | nvcli batch - --input-format text --output-format text
+nvcli batch prompts.jsonl -o answers.jsonl --replicas 8     on 8 GPUs, or a cluster's
 nvcli batch prompts.jsonl --dry-run                   count tokens, find bad lines, no GPU"""
 
 
@@ -202,6 +206,9 @@ def batch(
     tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     enforce_eager: options.EnforceEagerOpt = False,
+    attach: options.AttachOpt = None,
+    replicas: options.ReplicasOpt = None,
+    ray_address: options.RayAddressOpt = None,
     temperature: options.TemperatureOpt = None,
     top_p: options.TopPOpt = None,
     top_k: options.TopKOpt = None,
@@ -300,21 +307,67 @@ def batch(
         is_raw=raw,
         seed=seed,
     )
+    options.check_replicas(replicas, ray_address)
+    if dry_run and replicas is not None:
+        raise UsageError("--replicas is for a run, --dry-run estimates for one GPU")
     if json and not dry_run:
         raise UsageError("--json is for --dry-run", hint="A run's output is JSON Lines already.")
     if dry_run:
         return _dry_run(chosen, config, as_json=json)
     from nvcli.batch.job import run_job
     from nvcli.batch.progress import Progress
-    from nvcli.models.resolve import resolve_model
 
-    return run_job(
-        chosen,
-        config,
-        find_model=lambda: resolve_model(config.model),
-        load=_loader(config, screen),
-        progress=Progress(progress, sys.stderr, is_quiet=settings.quiet),
+    shown = Progress(progress, sys.stderr, is_quiet=settings.quiet)
+    load = _loader(config, screen)
+    if replicas is not None:
+        if attach not in (None, "never"):
+            raise UsageError("--replicas and --attach contradict each other", hint="Leave one out.")
+        attach = "never"
+        load = _replicas_loader(config, screen, replicas, ray_address, shown.note)
+    server = find_server(
+        _Attach(
+            attach or "auto", config, model is not None, config != EngineConfig(model=config.model)
+        ),
+        screen,
     )
+    try:
+        return run_job(
+            chosen,
+            config,
+            find_model=lambda: _model_of(config, server),
+            load=load if server is None else _attacher(config, server),
+            progress=shown,
+        )
+    finally:
+        if server is not None:
+            server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Attach:
+    attach: str
+    config: EngineConfig
+    is_model_given: bool
+    has_engine_flags: bool
+
+
+def _model_of(config: EngineConfig, server: ServerModel | None) -> Path | str:
+    """The folder that says which model it is. A run that began here goes on at a server with the
+    same model, and the other way round."""
+    from nvcli.models.resolve import find_local, resolve_model
+
+    if server is None:
+        return resolve_model(config.model)
+    return find_local(server.root) or f"{server.root} of a server"
+
+
+def _attacher(config: EngineConfig, server: ServerModel) -> Callable[[], BatchEngine]:
+    def load() -> BatchEngine:
+        from nvcli.batch.attached import HttpEngine
+
+        return HttpEngine(server, config)
+
+    return load
 
 
 def _output(path: Path | None) -> Path | None:
@@ -349,6 +402,31 @@ def _loader(config: EngineConfig, screen: Screen) -> Callable[[], BatchEngine]:
         if llm.is_demo and screen.err_is_terminal:
             screen.note(DEMO_NOTICE)
         return llm
+
+    return load
+
+
+def _replicas_loader(
+    config: EngineConfig,
+    screen: Screen,
+    num_replicas: int,
+    address: str | None,
+    note: Callable[[str], None],
+) -> Callable[[], BatchEngine]:
+    """Raises `UsageError` at once where Ray is not installed."""
+    from nvcli.cluster.runtime import require_ray
+
+    require_ray()
+
+    def load() -> BatchEngine:
+        from nvcli.cli.console import Spinner
+        from nvcli.cluster.replicated_engine import ReplicatedEngine
+
+        with Spinner(screen, f"loading {config.model} in {num_replicas} replicas"):
+            engine = ReplicatedEngine(config, num_replicas, address=address, note=note)
+        if engine.is_demo and screen.err_is_terminal:
+            screen.note(DEMO_NOTICE)
+        return engine
 
     return load
 

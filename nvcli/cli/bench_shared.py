@@ -52,7 +52,7 @@ def finish(screen: Screen, outcome: Outcome, output: OutputOptions) -> int:
 
 def show(screen: Screen, path: Path, output: OutputOptions) -> int:
     """Print a stored file's report, write what was asked for; the exit code."""
-    from nvcli.bench import export
+    from nvcli.bench import export, repeats
     from nvcli.bench.record import read_runs
     from nvcli.bench.summary import summarize
 
@@ -63,11 +63,13 @@ def show(screen: Screen, path: Path, output: OutputOptions) -> int:
         export.write(target, path, runs, summaries)
     if output.json:
         print_text(export.report_json(summaries))
-    elif not screen.is_quiet:
+    else:
         from nvcli.bench.card import card
 
         for index, summary in enumerate(summaries):
             print_lines(screen, [*([""] if index else []), *card(summary)])
+        if over_runs := repeats.lines(summaries):
+            print_lines(screen, over_runs)
     if any(s.unsound for s in summaries):
         return 6
     return 5 if any(s.missed for s in summaries) else 0

@@ -108,4 +108,9 @@ def measure(
                         break
         return False
 
-    return path, asyncio.run(run())
+    try:
+        return path, asyncio.run(run())
+    except KeyboardInterrupt:  # between two loads: those before are kept
+        if not path.exists():
+            raise
+        return path, True

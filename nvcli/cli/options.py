@@ -27,6 +27,7 @@ TOOLS = "Tools"
 SESSION = "Conversation"
 OUTPUT = "Output"
 GLOBAL = "General"
+CLUSTER = "Cluster"
 ARGUMENTS = "Arguments"
 
 
@@ -250,6 +251,25 @@ TensorParallelOpt = Annotated[
         metavar="N",
         group=MODEL,
         help="GPUs that hold the model together (CPU: processes); default 1.",
+    ),
+]
+ReplicasOpt = Annotated[
+    int | None,
+    _option(
+        "--replicas",
+        parser=_INT,
+        metavar="N",
+        group=CLUSTER,
+        help="Engines that share the work, each in a Ray actor; pip install 'nvcli[ray]'.",
+    ),
+]
+RayAddressOpt = Annotated[
+    str | None,
+    _option(
+        "--ray-address",
+        metavar="ADDRESS",
+        group=CLUSTER,
+        help="Of a running cluster; default: RAY_ADDRESS, or one on this machine.",
     ),
 ]
 
@@ -573,3 +593,11 @@ AttachOpt = Annotated[
         help="Use a running nvcli serve: at this URL or socket; auto: your own, if one runs.",
     ),
 ]
+
+
+def check_replicas(replicas: int | None, ray_address: str | None) -> None:
+    """Raises `UsageError`."""
+    if replicas is None and ray_address is not None:
+        raise UsageError("--ray-address is for --replicas N")
+    if replicas is not None and replicas < 1:
+        raise UsageError(f"--replicas must be at least 1, got {replicas}", param="replicas")

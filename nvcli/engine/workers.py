@@ -13,7 +13,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli import errors
 from nvcli.errors import EngineClosedError, NvcliError
+from nvcli.paths import module_command, module_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,14 +48,14 @@ class Workers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._pipes: dict[int, Connection] = {}
         threads = max(1, (os.cpu_count() or 1) // size)
-        environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
+        environment = {"OMP_NUM_THREADS": str(threads)} | module_environment()
         try:
             for rank in range(1, size):
                 ours, theirs = Pipe()
                 with theirs:
                     self._pipes[rank] = ours
                     self._processes[rank] = subprocess.Popen(
-                        [sys.executable, "-m", WORKER, str(theirs.fileno()), str(os.getpid())],
+                        [*module_command(WORKER), str(theirs.fileno()), str(os.getpid())],
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,

@@ -49,6 +49,22 @@ def resolve_model(name: str) -> Path:
     return _from_hub(name)
 
 
+def find_local(name: str) -> Path | None:
+    """The folder of `name` if it is on this machine; nothing is fetched."""
+    folder = expand_user(name)
+    if name == DEFAULT_MODEL or folder.is_dir():
+        return resolve_model(name)
+    if _HUB_ID.fullmatch(name) is None:
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=FILE_PATTERNS, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
 def fetch_model(name: str, *, is_quiet: bool = False) -> Path:
     """Fetch what is missing or has changed of a Hugging Face id. Raises `ModelNotFoundError`."""
     if _HUB_ID.fullmatch(name) is None:

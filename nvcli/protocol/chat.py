@@ -18,11 +18,12 @@ from nvcli.protocol.sampling import (
 )
 from nvcli.protocol.structured import STRUCTURED_FIELDS, Structure, read_structure
 from nvcli.protocol.thinking import THINKING_FIELDS, Thinking, read_thinking
-from nvcli.protocol.tools import TOOL_FIELDS, Tools, read_tools
+from nvcli.protocol.tools import TOOL_FIELDS, Allowed, Tools, read_tools
 from nvcli.text import content_text, parse_messages
 from nvcli.types import MAX_LOGPROBS
 
 if TYPE_CHECKING:
+    from nvcli.protocol.mcp import McpTools
     from nvcli.types import Message
 
 MAX_METADATA = 16
@@ -69,6 +70,8 @@ class ChatRequest:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: Tools = field(default_factory=Tools)
+    mcp: tuple[McpTools, ...] = ()  # servers whose tools are not in `tools` yet
+    allowed: Allowed | None = None  # what `tool_choice` narrows all tools to
     structure: Structure | None = None
     stream: bool = False
     include_usage: bool = False
@@ -87,7 +90,11 @@ class ChatRequest:
 
 
 def parse_chat(
-    body: object, *, is_strict: bool = False, allow_template: bool = False
+    body: object,
+    *,
+    is_strict: bool = False,
+    allow_template: bool = False,
+    allow_mcp: bool = False,
 ) -> ChatRequest:
     """Read a request body.
 
@@ -95,6 +102,7 @@ def parse_chat(
         body: the decoded JSON.
         is_strict: unknown fields are errors (`--strict-api`).
         allow_template: a request may bring its own chat template.
+        allow_mcp: `tools` may name MCP servers, whose calls the caller makes.
 
     Raises:
         InvalidParameterError: a field has the wrong type or value, or contradicts another.
@@ -118,7 +126,9 @@ def parse_chat(
     if thinking.budget is not None:
         sampling["thinking_budget"] = thinking.budget
     check_sampling(sampling)
-    tools = read_tools(fields)
+    tools, servers, allowed = read_tools(fields, allow_mcp=allow_mcp)
+    if servers:
+        _check_alone(fields, sampling)
     structure = read_structure(fields)
     _read_refused(fields)
     options = fields.object("stream_options")
@@ -143,6 +153,8 @@ def parse_chat(
         add_generation_prompt=adds_prompt is not False,
         continue_final_message=continues,
         tools=tools,
+        mcp=servers,
+        allowed=allowed,
         structure=structure,
         stream=fields.flag("stream") or False,
         include_usage=bool(options and options.flag("include_usage")),
@@ -159,6 +171,16 @@ def parse_chat(
         metadata=read_metadata(fields),
         ignored_fields=fields.unknown(is_strict=is_strict),
     )
+
+
+def _check_alone(fields: Fields, sampling: dict[str, Any]) -> None:
+    """An answer of several turns is one, and its numbers would be those of several prompts."""
+    for name in ("n", "logprobs", "prompt_logprobs"):
+        if sampling.get(name, 1 if name == "n" else None) not in (1 if name == "n" else None,):
+            fields.refuse(name, "cannot be given beside MCP tools")
+    for name in ("return_token_ids", "continue_final_message", "echo"):
+        if fields.flag(name):
+            fields.refuse(name, "cannot be given beside MCP tools")
 
 
 def _read_logprobs(fields: Fields, sampling: dict[str, Any]) -> bool:

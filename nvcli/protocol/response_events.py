@@ -141,6 +141,11 @@ class ResponseEvents(McpEvents):
         yield self._event(f"response.{response['status']}", response=self._snapshot())
 
     @property
+    def usage(self) -> Usage:
+        """Of all turns that have ended."""
+        return self._usage
+
+    @property
     def num_output_tokens(self) -> int:
         return self._usage.completion_tokens
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nvcli.protocol.fields import Fields
-from nvcli.protocol.mcp import McpRef
+from nvcli.protocol.mcp import McpRef, McpTools, read_mcp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,15 +45,37 @@ class Tools:
         return tuple(d for d in self.definitions if d["function"]["name"] in self.allowed)
 
 
-def read_tools(fields: Fields) -> Tools:
-    """Raises `InvalidParameterError` and `UnsupportedFieldError` naming the field."""
-    definitions = _definitions(fields)
-    choice, allowed = read_choice(fields, [d["function"]["name"] for d in definitions])
+def read_tools(
+    fields: Fields, *, allow_mcp: bool = False
+) -> tuple[Tools, tuple[McpTools, ...], Allowed | None]:
+    """Functions, MCP servers where they are allowed, and what `tool_choice` narrows both to.
+
+    Raises `InvalidParameterError` and `UnsupportedFieldError` naming the field.
+    """
+    servers = _servers(fields) if allow_mcp else ()
+    definitions = _definitions(fields, has_servers=bool(servers))
+    labels = [server.label for server in servers]
+    check_names(fields, "tools", labels)
+    names = [d["function"]["name"] for d in definitions]
+    choice, allowed = read_choice(fields, names, labels=labels)
     is_parallel = fields.flag("parallel_tool_calls") is not False
-    return Tools(definitions, choice, function_names(allowed), is_parallel)
+    return Tools(definitions, choice, function_names(allowed), is_parallel), servers, allowed
 
 
-def _definitions(fields: Fields) -> tuple[dict[str, Any], ...]:
+def _servers(fields: Fields) -> tuple[McpTools, ...]:
+    servers = []
+    for i, value in enumerate(fields.array("tools") or ()):
+        if isinstance(value, dict) and value.get("type") == "mcp":
+            place = f"tools[{i}]"
+            tool = Fields(value, place)
+            server, _ = read_mcp(tool, place)
+            if not server.approves_all:
+                tool.fail("require_approval", "must be never: only /v1/responses can ask")
+            servers.append(server)
+    return tuple(servers)
+
+
+def _definitions(fields: Fields, *, has_servers: bool) -> tuple[dict[str, Any], ...]:
     tools = fields.array("tools")
     functions = fields.array("functions")
     if tools is not None and functions is not None:
@@ -67,7 +89,9 @@ def _definitions(fields: Fields) -> tuple[dict[str, Any], ...]:
         fields.fail(name, f"must hold from 1 to {MAX_TOOLS} tools, got {len(tools)}")
     read = _definition if functions is None else _bare_definition
     definitions = tuple(
-        read(Fields(tool, fields.name(f"{name}[{i}]"))) for i, tool in enumerate(tools)
+        read(Fields(tool, fields.name(f"{name}[{i}]")))
+        for i, tool in enumerate(tools)
+        if not (has_servers and isinstance(tool, dict) and tool.get("type") == "mcp")
     )
     check_names(fields, name, [d["function"]["name"] for d in definitions])
     return definitions

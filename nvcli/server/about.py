@@ -36,6 +36,7 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
         "root": llm.model_name,
         "parent": None,
         "max_model_len": llm.max_model_len,
+        "max_num_seqs": llm.max_num_seqs,
         "modalities": ["text"],
         "supports_thinking": llm.supports_thinking,
         "default_sampling": defaults,

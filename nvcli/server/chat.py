@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import InvalidParameterError, NvcliError
@@ -12,9 +12,11 @@ from nvcli.protocol import ChatRequest, chat_body, engine_request, parse_chat, p
 from nvcli.protocol.chat import read_metadata
 from nvcli.protocol.chunks import ChatChunks
 from nvcli.protocol.fields import Fields
+from nvcli.protocol.tools import Tools
+from nvcli.server import chat_mcp
 from nvcli.server.errors import NotFoundError, error_body
 from nvcli.server.front import ignore_fields
-from nvcli.server.generate import outputs_of, prepare, run_to_end, start
+from nvcli.server.generate import outputs_of, prepare, run_to_end, start, while_connected
 from nvcli.server.json_io import JSONBody, dumps, read_object
 from nvcli.server.sse import DONE, EventStream, data_event, data_events
 from nvcli.server.store import Entry, page
@@ -67,11 +69,18 @@ class ChatJob:
 def chat_job(state: ServerState, body: dict[str, Any]) -> ChatJob:
     """Check, render and tokenize. Raises every error that is the request's own fault."""
     config = state.config
-    request = parse_chat(body, is_strict=config.is_strict, allow_template=config.allow_template)
+    request = parse_chat(
+        body, is_strict=config.is_strict, allow_template=config.allow_template, allow_mcp=True
+    )
     model = state.check_model(request.model)
+    for tools in request.mcp:
+        state.mcp.check(tools)
     llm = state.llm
+    without_servers = request
+    if request.mcp and not request.tools.definitions:
+        without_servers = replace(request, tools=Tools())  # what can be forced is not known yet
     prompt = prepare_chat(
-        request,
+        without_servers,
         llm.tokenizer,
         enable_thinking=config.enable_thinking,
         max_model_len=llm.max_model_len,
@@ -95,11 +104,37 @@ async def create_chat_completion(http: HTTPRequest) -> ASGIApp:
     body = await read_object(http)
     job: ChatJob = await prepare(http, lambda: chat_job(state, body), is_slow=needs_grammar(body))
     note_request(http, job.request.ignored_fields, job.prompt.num_truncated_tokens)
-    if not job.request.stream:
+    close = None
+    if job.request.mcp:
+        state.bridge.check_room(1)
+        deltas = chat_mcp.answer(state, job.request, job.engine)
+        if not job.request.stream:
+            return JSONBody(job.answer(state, [await while_connected(http, _folded(deltas))]))
+    elif not job.request.stream:
         (outputs,) = await run_to_end(state, http, [job.engine])
         return JSONBody(job.answer(state, outputs))
-    groups = start(state, [job.engine])
-    return EventStream(_events(state, job, groups), ping_interval=state.config.ping_interval)
+    else:
+        groups = start(state, [job.engine])
+        deltas, close = _deltas(state, job, groups), groups.close
+    events = _events(state, job, deltas)
+    return EventStream(events, ping_interval=state.config.ping_interval, close=close)
+
+
+async def _deltas(
+    state: ServerState, job: ChatJob, groups: OutputGroups
+) -> AsyncGenerator[RequestOutput, None]:
+    try:
+        async for _, output in outputs_of(state, groups, [job.engine]):
+            yield output
+    finally:
+        groups.close()
+
+
+async def _folded(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    try:
+        return fold_outputs([output async for output in deltas])
+    finally:
+        await deltas.aclose()
 
 
 def needs_grammar(body: dict[str, Any]) -> bool:
@@ -118,7 +153,7 @@ def note_request(http: HTTPRequest, ignored: tuple[str, ...], num_truncated: int
 
 
 async def _events(
-    state: ServerState, job: ChatJob, groups: OutputGroups
+    state: ServerState, job: ChatJob, outputs: AsyncGenerator[RequestOutput, None]
 ) -> AsyncGenerator[bytes, None]:
     chunks = ChatChunks(
         job.request,
@@ -129,7 +164,7 @@ async def _events(
     )
     deltas: dict[int, list[RequestOutput]] = {}
     try:
-        async for _, output in outputs_of(state, groups, [job.engine]):
+        async for output in outputs:
             if job.request.store:
                 deltas.setdefault(output.index, []).append(output)
             events = data_events(chunks.encode(output))
@@ -142,7 +177,7 @@ async def _events(
     except NvcliError as error:
         yield data_event(error_body(error)) + DONE
     finally:
-        groups.close()
+        await outputs.aclose()
 
 
 # --- stored completions --------------------------------------------------------------------------

@@ -89,7 +89,9 @@ async def create_completion(http: HTTPRequest) -> ASGIApp:
     note_request(http, job.request.ignored_fields, job.num_truncated)
     if job.request.stream:
         groups = start(state, job.engine)
-        return EventStream(_events(state, job, groups), ping_interval=state.config.ping_interval)
+        events = _events(state, job, groups)
+        ping_interval = state.config.ping_interval
+        return EventStream(events, ping_interval=ping_interval, close=groups.close)
     outputs = await run_to_end(state, http, job.engine)
     return JSONBody(
         completion_body(

@@ -80,7 +80,8 @@ async def create_message(http: HTTPRequest) -> ASGIApp:
     groups = start(state, [job.engine])
     if job.request.stream:
         stream = _stream(state, job, events, groups, http.scope["request_id"])
-        return EventStream(stream, ping_interval=state.config.ping_interval)
+        ping_interval = state.config.ping_interval
+        return EventStream(stream, ping_interval=ping_interval, close=groups.close)
 
     async def run() -> None:
         async for _, output in outputs_of(state, groups, [job.engine]):

@@ -12,18 +12,15 @@ import os
 import socket
 import subprocess
 import threading
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from nvcli import errors
-from nvcli.engine.engine import Engine, EngineStats
+from nvcli.engine.engine import EngineStats
 from nvcli.engine.engine_thread import error_outputs
-from nvcli.engine.grammar import GrammarCompiler
 from nvcli.errors import EngineClosedError, NvcliError
-from nvcli.llm import LLM
 from nvcli.paths import module_command, module_environment
+from nvcli.server.described_engine import DescribedEngine
 from nvcli.server.wire import FrameReader, encode, read_frame, unpack_output
-from nvcli.text import Tokenizer
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,20 +28,16 @@ if TYPE_CHECKING:
     from nvcli.config import EngineConfig
     from nvcli.engine.engine import Request
     from nvcli.engine.engine_thread import Sink
-    from nvcli.engine.grammar import Grammar, GrammarSpec
-    from nvcli.engine.step import StepDevice
-    from nvcli.types import SamplingParams
 
 WORKER = "nvcli.server.engine_worker"
 _CLOSE_S = 10.0
 _CHUNK = 1 << 20
 
 
-class RemoteEngine:
+class RemoteEngine(DescribedEngine):
     """Raises what loading the model raises. `listen` must be called before outputs come."""
 
     def __init__(self, config: EngineConfig, *, worker: str = WORKER) -> None:
-        self.config = config
         self._sock, theirs = socket.socketpair()
         command = [*module_command(worker), str(theirs.fileno()), str(os.getpid())]
         self._process = subprocess.Popen(
@@ -71,47 +64,7 @@ class RemoteEngine:
             self._process.wait()
             name, message, hint = value
             raise getattr(errors, name, NvcliError)(message, hint=hint)
-        self._info: dict[str, Any] = value
-        self.tokenizer = Tokenizer.from_folder(value["folder"])
-        self.model_config = SimpleNamespace(sampling_defaults=value["sampling_defaults"])
-        self.startup = SimpleNamespace(stage_s=value["stage_s"], device=value["device"])
-        self._stats = EngineStats(*value["stats"])
-        self._compiler = GrammarCompiler(
-            self.tokenizer,
-            vocab_size=value["vocab_size"],
-            eos_token_ids=value["eos_token_ids"],
-        )
-        self._checks = _Checks(value, self._stats, self.tokenizer)
-
-    # --- what was loaded --------------------------------------------------------------------------
-
-    @property
-    def model_name(self) -> str:
-        return str(self._info["model_name"])
-
-    @property
-    def is_demo(self) -> bool:
-        return self.config.model == "demo"
-
-    @property
-    def max_model_len(self) -> int:
-        return int(self._info["max_model_len"])
-
-    @property
-    def max_num_seqs(self) -> int:
-        return int(self._info["max_num_seqs"])
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self._info["vocab_size"])
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self._info["hidden_size"])
-
-    @property
-    def supports_thinking(self) -> bool:
-        return self.tokenizer.end_think_id is not None
+        super().__init__(config, value)
 
     @property
     def is_alive(self) -> bool:
@@ -124,12 +77,6 @@ class RemoteEngine:
     def stats(self) -> EngineStats:
         """As of the last frame, a quarter of a second ago at most."""
         return self._stats
-
-    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
-        return LLM.sampling(cast("LLM", self), enable_thinking=enable_thinking, **overrides)
-
-    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
-        return self._compiler.compile(spec)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -219,21 +166,3 @@ class RemoteEngine:
             self._process.kill()
             self._process.wait()
         self._sock.close()
-
-
-class _Checks(Engine):
-    """Only `validate` of an engine: what a request must keep to."""
-
-    def __init__(self, info: dict[str, Any], stats: EngineStats, tokenizer: Tokenizer) -> None:
-        self._device = cast(
-            "StepDevice",
-            SimpleNamespace(
-                max_model_len=info["max_model_len"],
-                max_num_seqs=info["max_num_seqs"],
-                num_blocks=stats.num_blocks,
-                block_size=stats.block_size,
-            ),
-        )
-        self._vocab_size = info["vocab_size"]
-        self._eos_token_ids = frozenset(info["eos_token_ids"])
-        self._tokenizer = tokenizer

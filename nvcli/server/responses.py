@@ -52,7 +52,8 @@ async def create_response(http: HTTPRequest) -> ASGIApp:
     record.task = asyncio.create_task(run(state, job, record, groups))
     if job.request.chat.stream:
         events = _stream(record, 0)
-        return EventStream(events, ping_interval=state.config.ping_interval)
+        close = None if record.background else record.task.cancel
+        return EventStream(events, ping_interval=state.config.ping_interval, close=close)
     if record.background:
         return JSONBody(queued)
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nvcli.server.json_io import dumps
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from starlette.types import Receive, Scope, Send
 
@@ -43,13 +43,19 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 class EventStream:
     """An ASGI response of already framed events. The generator is closed when the client leaves,
-    whatever it waits for, so that its `finally` can end the work behind it.
+    whatever it waits for, so that its `finally` can end the work behind it. One that was never
+    begun has no `finally`: `close` is called in any case.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], *, ping_interval: float | None = None
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        ping_interval: float | None = None,
+        close: Callable[[], object] | None = None,
     ) -> None:
         self._events = events
+        self._close = close
         self._ping_interval = ping_interval
         self._last_sent = 0.0
 
@@ -67,6 +73,8 @@ class EventStream:
                 task.cancel()
             await asyncio.gather(pump, *helpers, return_exceptions=True)
             await self._events.aclose()
+            if self._close is not None:
+                self._close()
 
     async def _pump(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": _HEADERS}

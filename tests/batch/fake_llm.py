@@ -75,6 +75,7 @@ class FakeEngine:
         self.ended: list[RequestOutput] = []
         self.admitted: list[str] = []
         self.num_busy: list[int] = []  # sequences in each step
+        self.keeps_log = True
 
     @property
     def has_unfinished(self) -> bool:
@@ -96,7 +97,8 @@ class FakeEngine:
                     raise InvalidParameterError(f"{name} holds token id {token_id}", param=name)
 
     def add(self, request: Any) -> None:
-        self.admitted.append(request.request_id)
+        if self.keeps_log:
+            self.admitted.append(request.request_id)
         for index in range(request.params.n):
             tokens = answer_tokens(request, index, self.length)
             self.waiting.append(_Running(request, index, tokens))
@@ -112,7 +114,8 @@ class FakeEngine:
         room = self.max_num_seqs - len(self.running)
         self.running += self.waiting[:room]
         self.waiting = self.waiting[room:]
-        self.num_busy.append(len(self.running))
+        if self.keeps_log:
+            self.num_busy.append(len(self.running))
         if self.delay_s:
             time.sleep(self.delay_s)
         outputs, self.ended = self.ended, []
@@ -176,6 +179,7 @@ class FakeLLM:
         delay_s: float = 0.0,
         length: int = 8,
         max_model_len: int = 1000,
+        keeps_log: bool = True,
     ) -> None:
         self.config = config or EngineConfig()
         if self.config.max_num_seqs is None:
@@ -186,6 +190,7 @@ class FakeLLM:
             length=length,
             max_model_len=self.config.max_model_len or max_model_len,
         )
+        self.engine.keeps_log = keeps_log
         self.tokenizer = ByteTokenizer()
         self.startup = SimpleNamespace(device="cpu")
         self.model_name = "fake"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from nvcli.batch.dry_run import DryRun, dry_run, estimate, num_parameters
 from nvcli.batch.options import BatchOptions, ProgressMode
-from nvcli.batch.progress import Counts, Progress, format_duration
+from nvcli.batch.progress import Counts, Pace, Progress, format_duration
 from nvcli.models.config import ModelConfig
 from tests.batch.fake_llm import ByteTokenizer
 from tests.batch.support import write_lines
@@ -54,6 +55,31 @@ def test_a_short_run_in_a_pipe_says_nothing_and_a_long_one_little() -> None:
 def test_a_dumb_terminal_gets_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in show(ProgressMode.AUTO, Terminal(), 200)
+
+
+@pytest.mark.parametrize("first_wave_s", [0.0, 5.0, 20.0])
+def test_the_time_left_forgets_the_first_wave(first_wave_s: float) -> None:
+    """Ten records a second after a time in which none ends, as with answers of equal length."""
+    total, took = 1000, 100 + first_wave_s
+    pace = Pace()
+    for tick in range(1, round(10 * took)):
+        elapsed = tick / 10
+        ended = max(0, round(10 * (elapsed - first_wave_s)))
+        pace.note(elapsed, ended)
+        if elapsed >= max(2, 3 * first_wave_s):
+            left = (total - ended) / pace.per_s(elapsed, ended)
+            assert abs((elapsed + left) / took - 1) < 0.25
+        if elapsed >= max(2, 5 * first_wave_s):
+            assert abs((elapsed + left) / took - 1) < 0.03
+
+
+def test_held_records_count_as_ended() -> None:
+    """One long answer at the head of the order holds back hundreds that are done."""
+    counts = Counts(total=400, num_held=200, started=time.monotonic() - 10)
+    assert counts.eta_s is not None
+    assert 9 < counts.eta_s < 11
+    assert Counts(total=400).eta_s is None
+    assert Counts(num_written=5).eta_s is None
 
 
 def test_plain_and_json_and_none() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nvcli.bench import points
 from nvcli.bench.calibrate import Sample, calibrate
 from nvcli.bench.engine_run import step_record
 from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape
@@ -113,3 +114,25 @@ def test_warm_cache_in_the_process(
     assert result.code in (0, 6), result.err
     (run,) = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
     assert [r.cached for r in run.requests] == [32] * 4
+
+
+@pytest.mark.torch
+def test_ctrl_c_keeps_the_steps_that_were_measured(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    calls: list[str] = []
+
+    def measure(bench: object, point: points.Point, **more: object) -> tuple[list[float], float]:
+        calls.append(point.name)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return [0.01] * 5, 0.0
+
+    monkeypatch.setattr(points, "measure_point", measure)
+    result = cli("bench", "latency", "--device", "cpu", "--max-model-len", "64", "--repeat", "5")
+    assert result.code == 130
+    assert "interrupted: these are the samples until then" in result.out
+    (run,) = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    assert [p["name"] for p in run.points] == calls[1:3]  # the first warms up
+    assert not list((tmp_path / "nvcli" / "bench" / "calibration").glob("*"))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_open_loop_recovers_the_timetable() -> None:
     found = [metrics.latencies(r) for r in result.records]
     # the median of a busy machine may be late, never early
     assert 0.010 <= sorted(v.ttft_service or 0 for v in found)[25] < 0.040
-    assert 0.0045 <= sorted(v.tpot or 0 for v in found)[25] < 0.015
+    assert 0.003 <= sorted(v.tpot or 0 for v in found)[25] < 0.015  # a late first token shortens it
     assert [r.n_out for r in result.records] == [3] * 50
     stars = sorted(r.s_star_ns for r in result.records)
     assert [b - a for a, b in itertools.pairwise(stars)] == [20_000_000] * 49  # the schedule's
@@ -210,8 +211,10 @@ def test_conversations_in_an_open_loop_keep_the_rate_of_requests(tmp_path: Path)
         asyncio.run(run(url))
     (found,) = read_runs(path)
     assert len(found.requests) == found.end["planned"] == 20
+    assert sorted(r.turn for r in found.requests) == sorted([1, 2, 3, 4] * 5)
+    found.header["warmup"] = 0  # all of it
     rows = summarize(found).json["turns"]
-    assert [row["turn"] for row in rows] == [1, 2, 3, 4]
+    assert {row["turn"] for row in rows} <= {1, 2, 3, 4}
     assert summarize(found).json["little"]["identity_error"] == 0
 
 
@@ -249,6 +252,28 @@ def test_until_ci_ends_a_steady_run_and_is_judged(
     found = json.loads(result.out, parse_constant=pytest.fail)
     assert not found["until_ci"]["reached"]
     assert "intervals asked for" in " ".join(found["verdict"]["reasons"])
+
+
+def test_open_loop_that_diverges_is_ended_at_the_second_look() -> None:
+    look = precision.Divergence({})
+    assert not look._answer({"window": {"is_overloaded": True}})
+    assert not look._answer({"window": {"is_overloaded": False}})
+    assert not look._answer({"window": {"is_overloaded": True}})
+    assert look._answer({"window": {"is_overloaded": True}})
+
+
+def test_a_look_ends_the_sending_and_nothing_that_runs() -> None:
+    class Always(precision.Look):
+        def _answer(self, json: dict[str, Any]) -> bool:
+            return True
+
+    look = Always({"load": {"mode": "closed", "concurrency": 40, "text": "c"}})
+    look._next = 0.0
+    with stub_server(20, 0, 0) as url:
+        result = drive(url, Load(concurrency=40, duration_s=60, looks=[look]))
+    assert {r.status for r in result.records} == {"ok"}
+    assert len(result.records) == result.num_planned >= precision.MIN_REQUESTS
+    assert result.wall_s < 20
 
 
 def test_half_widths_of_intervals() -> None:

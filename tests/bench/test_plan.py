@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
 from nvcli.bench.record import read_runs
-from nvcli.bench.summary import summarize
+from nvcli.bench.summary import Summary, summarize
 from nvcli.bench.sweep import analyse, is_saturated, ladder, table
 from tests.bench.runs import closed_loop, store
 from tests.cli.conftest import Cli
@@ -85,3 +86,42 @@ def test_sweep_finds_the_curve_it_was_made_of(tmp_path: Path) -> None:
     text = "\n".join(table(found))
     assert "most under the limits: c = 4" in text
     assert "nan" not in text
+
+
+def row(load: str, n: float, x: float, **more: object) -> dict[str, Any]:
+    """What `analyse` reads of a summary."""
+    return {
+        "load": {"text": load},
+        "concurrency": {"mean": n},
+        "throughput": {"requests_per_s": x, "output_tokens_per_s": 8 * x},
+        "window": {"is_overloaded": more.get("overloaded", False)},
+        "ttft_ms": {"p50": 1.0, "p99": None},
+        "tpot_ms": {"p50": 1.0},
+        "e2e_ms": {"p99": None, "mean": 1e3 * n / x},
+        "goodput": {"share_of_sent": 1.0, "slo_ms": {}},
+        "little": {"verdict": "good"},
+        "counts": {"sent": 9},
+        "model_rows": [],
+        "model_max": {
+            "slots": 64,
+            "requests_per_s": 22.2,
+            "is_compute_bound": more.get("compute", False),
+        },
+    }
+
+
+def test_what_arithmetic_bends_is_no_contention() -> None:
+    """Amdahl with sigma = 0.05 up to 16; at 32 and 64 the products bind, a last point diverged."""
+    points = [row(f"c = {n}", n, n / (1 + 0.05 * (n - 1))) for n in (1, 2, 4, 8, 16)]
+    points += [row("c = 32", 32, 10.0, compute=True), row("c = 64", 64, 10.0, compute=True)]
+    points.append(row("20/s", 500, 9.0, overloaded=True))
+    found = analyse([Summary(p) for p in points])
+    assert found.fit is not None
+    assert found.fit.sigma == pytest.approx(0.05)
+    assert found.fit.kappa == 0
+    assert found.left_out == ["c = 32", "c = 64", "20/s"]
+    assert found.as_json()["model_max"]["requests_per_s"] == 22.2
+    text = "\n".join(table(found))
+    assert "knee N = 19 (10.0 req/s, 1.90x the latency of a lone request)" in text
+    assert "model max 22.2 at c = 64" in text
+    assert "compute-bound or diverged: c = 32; c = 64; 20/s" in text

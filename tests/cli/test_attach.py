@@ -37,7 +37,9 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     process.wait(30)
 
 
-def chat(runtime: Path, *args: str, **more: Any) -> subprocess.CompletedProcess[str]:
+def chat(
+    runtime: Path, *args: str, command: str = "chat", **more: Any
+) -> subprocess.CompletedProcess[str]:
     env = {
         **os.environ,
         "XDG_RUNTIME_DIR": str(runtime),
@@ -45,7 +47,7 @@ def chat(runtime: Path, *args: str, **more: Any) -> subprocess.CompletedProcess[
         "XDG_CONFIG_HOME": str(runtime),
     }
     return subprocess.run(
-        [sys.executable, "-m", "nvcli", "chat", *args],
+        [sys.executable, "-m", "nvcli", command, *args],
         cwd=ROOT,
         env={**env, **more},
         stdin=subprocess.DEVNULL,
@@ -90,6 +92,33 @@ def test_auto_takes_the_own_socket_without_loading(runtime: Path) -> None:
     nobody = chat(runtime, "-v", *GREEDY, "Hi", XDG_RUNTIME_DIR="/nowhere")
     assert "weights" in nobody.stderr
     assert attached.stdout == loaded.stdout == nobody.stdout
+
+
+def test_batch_uses_the_server_and_goes_on_without_it(runtime: Path, tmp_path: Path) -> None:
+    source, there, here = (tmp_path / name for name in ("in.jsonl", "there.jsonl", "here.jsonl"))
+    source.write_text("".join(f'{{"prompt":"Say {i}"}}\n' for i in range(6)))
+    flags = ["--seed", "3", "--no-think", "-n", "8", "--stats-json"]
+
+    def batch(out: Path, *more: str, **env: str) -> dict[str, Any]:
+        stats = tmp_path / "stats.json"
+        args = [str(source), "-o", str(out), *flags, str(stats), *more]
+        done = chat(runtime, *args, command="batch", **env)
+        assert (done.returncode, done.stderr) == (0, "")
+        found: dict[str, Any] = json.loads(stats.read_text())
+        return found
+
+    assert batch(there)["engine"] is None  # it is the server's
+    assert batch(here, "--attach", "never")["engine"] is not None
+    texts = [
+        [json.loads(line)["text"] for line in f.read_text().splitlines()] for f in (here, there)
+    ]
+    assert texts[0] == texts[1]
+    there.write_text("".join(there.read_text().splitlines(keepends=True)[:2]))
+    assert batch(there, "--resume", XDG_RUNTIME_DIR="/nowhere")["records"]["resumed"] == 2
+    assert [json.loads(line)["text"] for line in there.read_text().splitlines()] == texts[0]
+    gone = chat(runtime, str(source), "--attach", "http://127.0.0.1:9", command="batch")
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert gone.stderr.count("\n") == 1
 
 
 def test_schema_tools_and_events(runtime: Path, tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from nvcli.server.sse import EventStream
 from tests.server.conftest import DEFAULTS, Serve, Served
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -92,3 +95,21 @@ def test_stream_headers(serve: Serve) -> None:
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
     assert response.headers["x-accel-buffering"] == "no"
+
+
+def test_a_stream_that_never_began_is_closed_too() -> None:
+    """The client leaves before the first byte could be sent."""
+    closed: list[str] = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"x"
+
+    async def send(_: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    stream = EventStream(events(), close=lambda: closed.append("closed"))
+    asyncio.run(stream({}, receive, send))
+    assert closed == ["closed"]

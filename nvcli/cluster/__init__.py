@@ -1,0 +1,1 @@
+"""Replicas: engines in Ray actors, on one machine or many. Ray places, restarts and finds them."""
