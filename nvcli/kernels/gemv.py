@@ -28,10 +28,13 @@ from nvcli.kernels.launch import launch_options
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_WHOLE = 4096  # columns that one tile holds; longer rows are walked in pieces
+MAX_WHOLE = 2048  # columns that one tile holds; longer rows are walked in pieces
 PIECE = 1024
 MANY_OUTPUTS = 32_768  # an LM head: enough programs even if each does more
-MAX_NORM_COLUMNS = 8192  # every program norms all of x: beyond, that outweighs its weights
+# Every program reads all of x, with a norm the residual and the weights of the norm too, from the
+# cache. With long rows that is as much as its share of W, so there a program has more rows of W, and
+# the norm is the separate kernel's.
+MAX_NORM_COLUMNS = 2048
 
 
 @triton.jit
@@ -212,9 +215,9 @@ def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     assert y.shape == (num_rows, num_outputs), "the output has another shape"
     width = triton.next_power_of_2(size)
     piece = width if width <= MAX_WHOLE else PIECE
-    outputs = 4 if piece <= 1024 else 2
+    outputs = 8 if width > MAX_WHOLE else 4 if width <= 1024 else 2
     if num_outputs >= MANY_OUTPUTS:
-        outputs *= 2
+        outputs = 8
     _gemv_kernel[(triton.cdiv(num_outputs, outputs),)](
         x,
         weight,

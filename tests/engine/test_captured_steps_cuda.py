@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -76,7 +77,9 @@ def test_launching_never_waits_for_the_device() -> None:
         prompts = [llm.tokenizer.encode_chat([Message("user", q)]) for q in QUESTIONS]
         params = SamplingParams(temperature=0.8, top_k=20, max_tokens=8, seed=1)
         llm.generate(prompts, params)
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mode warns that it is a prototype
+            torch.cuda.set_sync_debug_mode("error")
         try:
             outputs = llm.generate(prompts, params)
         finally:
