@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -156,6 +158,14 @@ def count_cpu_time() -> None:
     time.monotonic, time.monotonic_ns = time.process_time, time.process_time_ns
 
 
+def each_alone(models: list[str]) -> int:
+    """A process for every model: what one leaves on the GPU is not there for the next, and one
+    that fails takes no other with it."""
+    options = [a for a in sys.argv[1:] if a not in models]
+    command = [sys.executable, "-m", "benchmarks.plan_error"]
+    return max(subprocess.run([*command, name, *options]).returncode for name in models)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+")
@@ -170,6 +180,8 @@ def main() -> None:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     args = parser.parse_args()
     args.concurrency = [int(n) for n in args.concurrency.split(",")]
+    if len(args.models) > 1:
+        raise SystemExit(each_alone(args.models))
     if args.clock == "cpu":
         count_cpu_time()
     for name in args.models:
