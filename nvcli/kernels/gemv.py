@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 MAX_WHOLE = 2048  # columns that one tile holds; longer rows are walked in pieces
 PIECE = 1024
 MANY_OUTPUTS = 32_768  # an LM head: enough programs even if each does more
-# Every program reads all of x, with a norm the residual and the weights of the norm too, from the
-# cache. With long rows that is as much as its share of W, so there a program has more rows of W, and
-# the norm is the separate kernel's.
+# Every program reads all of x, with a norm the residual and the norm's weights too, from the cache.
+# With long rows that is as much as its share of W, so there a program has more rows of W, and the
+# norm is the separate kernel's.
 MAX_NORM_COLUMNS = 2048
 
 
