@@ -204,13 +204,13 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench plan")
-            options="-m --model --device --dtype --gpu-memory-utilization --max-num-seqs --in-len --out-len --rate --arrival --gpu --explain --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --gpu-memory-utilization --max-num-seqs --tensor-parallel-size --tp --replicas --in-len --out-len --rate --arrival --gpu --explain --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --gpu-memory-utilization|--max-num-seqs|--in-len|--out-len|--rate|--arrival|--gpu) kind=free ;;
+                --gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--replicas|--in-len|--out-len|--rate|--arrival|--gpu) kind=free ;;
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
                 --profile) kind=profiles ;;

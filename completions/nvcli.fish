@@ -429,6 +429,8 @@ complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l device -x -a 'auto cuda 
 complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l dtype -x -a 'auto float32 float16 bfloat16' -d 'auto, float32, float16 or bfloat16; auto: float32 on the CPU, 16 bits on CUDA.'
 complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l gpu-memory-utilization -x -d 'Share of memory for weights and KV cache, over 0 to 1; default 0.9 (CPU: 0.5).'
 complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l max-num-seqs -x -d 'Sequences running at once; default 256 (CPU: 16).'
+complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l tensor-parallel-size -l tp -x -d 'GPUs that hold the model together (CPU: processes); default 1.'
+complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l replicas -x -d 'Plan for N engines that share the requests; default 1.'
 complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l in-len -x -d 'Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. Default: 128 (card: 64:192).'
 complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l out-len -x -d 'Answer tokens, in the same ways. Default: 64 (card: 32:96).'
 complete -c nvcli -n '__nvcli_at '\''bench plan'\''' -l rate -x -d 'Open loop: R requests a second, whatever the server does; -c then caps it.'

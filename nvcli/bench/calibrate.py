@@ -201,11 +201,18 @@ def load(key: str) -> Calibration | None:
     return _read(_path(key))
 
 
-def find(model_name: str) -> Calibration | None:
-    """The latest of a model, by its name."""
+def find(model_name: str, num_gpus: int = 1) -> Calibration | None:
+    """The latest of a model over so many GPUs, by its name."""
     paths = sorted(_path("x").parent.glob("*.json"), key=lambda p: p.stat().st_mtime)
     found = (_read(path) for path in reversed(paths))
-    return next((c for c in found if c is not None and c.model_name == model_name), None)
+    return next(
+        (
+            c
+            for c in found
+            if c is not None and c.model_name == model_name and c.hardware.count == num_gpus
+        ),
+        None,
+    )
 
 
 def _read(path: Path) -> Calibration | None:

@@ -55,8 +55,7 @@ class Bench:
             kv_bytes=KV_BYTES[startup.kv_cache_dtype],
         )
         hardware = hardware_of(device, one_device_name(llm), startup.dtype)
-        if device == "cuda":
-            hardware = hardware.times(startup.tensor_parallel_size)
+        hardware = hardware.times(startup.tensor_parallel_size, is_shared=device == "cpu")
         budget = config.max_num_batched_tokens or (16_384 if device == "cuda" else 1_024)
         depth = int(device == "cuda" if config.run_ahead is None else config.run_ahead)
         key = key_of(

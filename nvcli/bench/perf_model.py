@@ -107,12 +107,18 @@ class Hardware:
     flops: float  # dense, of the weights' type
     source: str = "datasheet"
 
-    def times(self, count: int) -> Hardware:
-        """So many of them as one: what tensor parallelism has."""
+    def times(self, count: int, *, is_shared: bool = False) -> Hardware:
+        """So many of them as one: what tensor parallelism has. Shared: it is one all the same."""
         if count == 1:
             return self
+        factor = 1 if is_shared else count
         name = f"{count} x {self.name}"
-        return Hardware(name, count * self.bandwidth, count * self.flops, self.source)
+        return Hardware(name, factor * self.bandwidth, factor * self.flops, self.source)
+
+    @property
+    def count(self) -> int:
+        number, _, rest = self.name.partition(" x ")
+        return int(number) if rest and number.isdigit() else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,7 @@ class Cost:
     per_linear_flop: float
     per_attention_flop: float
     prefill_fixed: float  # of a step that holds prompts, in place of fixed + weights when larger
+    per_token: float = 0.0  # moved between GPUs; a calibration has it in its other terms
     source: str = "datasheet"
 
     @classmethod
@@ -173,6 +180,7 @@ class PerfModel:
         return (
             base
             + cost.per_sequence * b
+            + cost.per_token * (b + p)
             + cost.per_kv_token * S
             + shape.attention_flops * pairs * cost.per_attention_flop
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
+from nvcli.bench.parallel import closed_over, link_of, open_over
 from nvcli.bench.sweep import ladder
 from nvcli.bench.text import number
 
@@ -33,6 +34,7 @@ class Plan:
     calibration: Calibration | None = None
     rate: float | None = None
     arrival_cv: float = 1.0
+    replicas: int = 1
 
     @property
     def source(self) -> str:
@@ -48,28 +50,45 @@ class Plan:
         )
 
     @property
+    def l_each(self) -> int:
+        """Requests that one replica runs at once."""
+        return max(int(binding(self.limits())["allows"]), 1)
+
+    @property
     def l_max(self) -> int:
-        return int(binding(self.limits())["allows"])
+        return self.replicas * int(binding(self.limits())["allows"])
 
     def closed(self) -> list[Prediction]:
-        top = max(self.l_max, 1)
-        return [self.model.closed(b, self.n_in, self.n_out, top) for b in ladder(top)]
+        def one(b: int) -> Prediction:
+            return self.model.closed(b, self.n_in, self.n_out, self.l_each)
+
+        return [closed_over(self.replicas, b, one) for b in ladder(self.replicas * self.l_each)]
 
     def open(self) -> Prediction | None:
         """At the asked rate; None where the queue would grow for ever."""
         assert self.rate is not None, "no rate was asked for"
-        return self.model.open(
-            self.rate, self.n_in, self.n_out, max(self.l_max, 1), self.arrival_cv
+        return self.open_at(self.rate)
+
+    def open_at(self, rate: float) -> Prediction | None:
+        return open_over(
+            self.replicas,
+            rate,
+            self.model,
+            n_in=self.n_in,
+            n_out=self.n_out,
+            slots=self.l_each,
+            arrival_cv=self.arrival_cv,
         )
 
     @property
     def rate_max(self) -> float:
-        return self.model.throughput(max(self.l_max, 1), self.n_in, self.n_out)
+        return self.replicas * self.model.throughput(self.l_each, self.n_in, self.n_out)
 
-    def is_covered(self, b: float) -> bool:
+    def is_covered(self, concurrency: float) -> bool:
         """Whether the calibration reaches so far."""
         if self.calibration is None:
             return True
+        b = concurrency / self.replicas
         context = self.n_in + self.n_out / 2
         return self.calibration.covers(b, b * context, self.n_in)
 
@@ -88,8 +107,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "source": plan.source,
         "n_in": plan.n_in,
         "n_out": plan.n_out,
+        "num_gpus": plan.hardware.count,
+        "replicas": plan.replicas,
         "limits": rows,
-        "l_max": least["allows"],
+        "l_max": plan.l_max,
         "binds": least["resource"],
         "lambda_max": plan.rate_max,
         "sigma": plan.model.serial_share(plan.n_in, plan.n_out),
@@ -120,9 +141,12 @@ def _point(plan: Plan, p: Prediction) -> dict[str, Any]:
 
 def lines(plan: Plan, *, explain: bool) -> list[str]:
     model, hardware = plan.model, plan.hardware
+    place = (
+        f"{plan.replicas} replicas on {hardware.name} each" if plan.replicas > 1 else hardware.name
+    )
     found = [
-        f"{plan.model_name} on {hardware.name} ({hardware.source}: "
-        f"{hardware.bandwidth / 1e9:,.4g} GB/s, {hardware.flops / 1e12:,.4g} TFLOP/s) · "
+        f"{plan.model_name} on {place} ({hardware.source}: "
+        f"{_rounded(hardware.bandwidth / 1e9)} GB/s, {_rounded(hardware.flops / 1e12)} TFLOP/s) · "
         f"{plan.n_in} tokens in, {plan.n_out} out · predictor: {plan.source}",
         "",
         *_limit_lines(plan),
@@ -156,6 +180,12 @@ def lines(plan: Plan, *, explain: bool) -> list[str]:
             "note      a datasheet knows no launch or scheduling cost: small models are slower "
             "than this; 'nvcli bench latency' measures it"
         )
+        if hardware.count > 1:
+            link = link_of(hardware.name)
+            found.append(
+                f"note      assumes {link.latency_s * 1e6:.0f} us an all-reduce and links of "
+                f"{link.bandwidth / 1e9:.0f} GB/s, by the kind of GPU"
+            )
     if plan.calibration is not None and plan.calibration.errors:
         worst = max(plan.calibration.errors.items(), key=lambda item: abs(item[1]))
         mean = math.fsum(map(abs, plan.calibration.errors.values()))
@@ -172,6 +202,10 @@ def lines(plan: Plan, *, explain: bool) -> list[str]:
     return found
 
 
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def _limit_lines(plan: Plan) -> list[str]:
     rows = plan.limits()
     least = binding(rows)
@@ -181,7 +215,7 @@ def _limit_lines(plan: Plan) -> list[str]:
         note = "  binds" if row is least else "" if row["allows"] is not None else "  soft"
         text.append(f"{row['resource']:24}{row['need']:>20}{row['limit']:>18}{allows:>10,}{note}")
     text.append(
-        f"L_max {least['allows']:,} by {least['resource']} · "
+        f"L_max {plan.l_max:,} by {least['resource']} · "
         f"λ_max {number(plan.rate_max)} requests/s there"
     )
     return text
@@ -197,11 +231,12 @@ def _open_lines(plan: Plan) -> list[str]:
             "for ever. Fewer requests, shorter answers, or more machines."
         ]
     load = found.concurrency
-    slots = safe_slots(load)
+    slots = safe_slots(load / plan.replicas)
     rows = {row["resource"]: row for row in plan.limits()}
+    each = " each" if plan.replicas > 1 else ""
     lines = [
         f"for λ = {rate:g}/s and a predicted W = {number(found.e2e_s)} s you hold "
-        f"{number(load)} requests (Little); KV allows {rows['KV, on average']['allows']:,}; "
+        f"{number(load)} requests (Little); KV allows {rows['KV, on average']['allows']:,}{each}; "
         f"set --max-num-seqs to at least {slots} (L + 3√L; a captured size: {graph_size(slots)})",
         f"ttft {number(found.ttft_s * 1e3)} ms · tpot "
         f"{number(None if found.tpot_s is None else found.tpot_s * 1e3)} ms · utilisation "
@@ -218,7 +253,7 @@ def _open_lines(plan: Plan) -> list[str]:
 def explanation(plan: Plan) -> list[str]:
     """The café sentence with this machine's numbers."""
     rate = plan.rate if plan.rate is not None else plan.rate_max / 2
-    queue = plan.model.open(rate, plan.n_in, plan.n_out, max(plan.l_max, 1), plan.arrival_cv)
+    queue = plan.open_at(rate)
     if queue is None:
         return ["a café that more guests enter than leave never has a steady number of guests"]
     wait = queue.e2e_s

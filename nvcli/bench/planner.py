@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from nvcli.bench import calibrate
 from nvcli.bench.engine_run import BYTES, model_name
 from nvcli.bench.machine import DATASHEET, cpu_name, hardware_of, known_gpu
-from nvcli.bench.perf_model import Cost, PerfModel, Shape
+from nvcli.bench.parallel import spread
+from nvcli.bench.perf_model import PerfModel, Shape
 from nvcli.bench.plan import Plan
 from nvcli.errors import OutOfMemoryError, UsageError
 
@@ -44,12 +45,16 @@ def make_plan(
     slots: int | None,
     n_in: int,
     n_out: int,
+    tensor_parallel_size: int = 1,
+    replicas: int = 1,
 ) -> Plan:
-    """Raises `UsageError` for a GPU that no datasheet is known of, `ModelError` for the model."""
+    """Raises `UsageError` for a GPU that no datasheet is known of or a model that cannot be spread
+    over so many, `ModelError` for the model.
+    """
     name = model_name(model)
     found = None
     if gpu is None and device is None and dtype is None and share is None:
-        found = calibrate.find(name)
+        found = calibrate.find(name, tensor_parallel_size)
     if found is not None:
         return Plan(
             name,
@@ -61,10 +66,13 @@ def make_plan(
             found.num_blocks or 0,
             found.block_size,
             found,
+            replicas=replicas,
         )
-    shape, hardware, kind, memory = _describe(model, gpu, device, dtype)
-    usable = (share or (0.9 if kind == "cuda" else 0.5)) * memory
-    usable -= shape.bytes_of_weights + _activations(shape, kind)
+    shape, hardware, kind, memory = _describe(model, gpu, device, dtype, tensor_parallel_size)
+    activations = tensor_parallel_size * _activations(shape, kind)
+    shape, hardware, cost = spread(shape, hardware, tensor_parallel_size)
+    usable = (share or (0.9 if kind == "cuda" else 0.5)) * tensor_parallel_size * memory
+    usable -= shape.bytes_of_weights + activations
     num_blocks = int(usable // (shape.kv_bytes_per_token * BLOCK_SIZE))
     if num_blocks < 1:
         raise OutOfMemoryError(
@@ -74,24 +82,26 @@ def make_plan(
     budget = 16_384 if kind == "cuda" else 1_024
     return Plan(
         name,
-        PerfModel(shape, Cost.from_datasheet(shape, hardware), budget, int(kind == "cuda")),
+        PerfModel(shape, cost, budget, int(kind == "cuda")),
         hardware,
         n_in,
         n_out,
         slots or (256 if kind == "cuda" else 16),
         num_blocks,
         BLOCK_SIZE,
+        replicas=replicas,
     )
 
 
 def _describe(
-    model: str, gpu: str | None, device: str | None, dtype: str | None
+    model: str, gpu: str | None, device: str | None, dtype: str | None, size: int
 ) -> tuple[Shape, Hardware, str, float]:
-    """(shape, hardware, cuda or cpu, bytes of memory)."""
+    """(shape, hardware, cuda or cpu, bytes of memory), the last three of one device."""
     from nvcli.models.config import ModelConfig
     from nvcli.models.resolve import resolve_model
 
     config = ModelConfig.from_hf(resolve_model(model))
+    config.check_tensor_parallel(size)
     if gpu is not None:
         known = known_gpu(gpu)
         if known is None:
@@ -112,6 +122,12 @@ def _describe(
     if kind == "cuda":
         place = torch.cuda.get_device_name(where)
         memory = float(torch.cuda.get_device_properties(where).total_memory)
+    elif size > 1:
+        raise UsageError(
+            "--tensor-parallel-size is planned for GPUs: on a CPU the ranks share what one has",
+            hint="Name one: --gpu H200.",
+            param="tensor_parallel_size",
+        )
     else:
         place, memory = cpu_name(), float(available_memory())
     return _shape(config, stored), hardware_of(kind, place, stored), kind, memory

@@ -342,6 +342,16 @@ GpuOpt = Annotated[
     str | None,
     _option("--gpu", metavar="NAME", group=INPUT, help="Plan for this GPU by its datasheet."),
 ]
+PlanReplicasOpt = Annotated[
+    int,
+    _option(
+        "--replicas",
+        parser=_INT,
+        metavar="N",
+        group=INPUT,
+        help="Plan for N engines that share the requests; default 1.",
+    ),
+]
 ExplainOpt = Annotated[
     bool, _option("--explain", group=OUTPUT, help="Say it in words, with these numbers.")
 ]

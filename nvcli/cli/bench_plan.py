@@ -16,6 +16,7 @@ class PlanCommand(Command):
     examples = """\
 nvcli bench plan Qwen/Qwen3-8B --in-len 1024 --out-len 256 --rate 10
 nvcli bench plan Qwen/Qwen3-8B --gpu H200           by its datasheet, without the GPU
+nvcli bench plan Qwen/Qwen3-32B --gpu H200 --tp 2 --replicas 4   on eight of them
 nvcli bench plan --explain                          the same in words"""
 
 
@@ -27,6 +28,8 @@ def plan(
     dtype: options.DTypeOpt = None,
     gpu_memory_utilization: options.MemoryOpt = None,
     max_num_seqs: options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: options.TensorParallelOpt = None,
+    replicas: opts.PlanReplicasOpt = 1,
     in_len: opts.InLenOpt = None,
     out_len: opts.OutLenOpt = None,
     rate: opts.RateOpt = None,
@@ -39,7 +42,12 @@ def plan(
 
     Uses the calibration of 'nvcli bench latency' where there is one, else a datasheet.
     """
-    check_positive(rate=rate, max_num_seqs=max_num_seqs)
+    check_positive(
+        rate=rate,
+        max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
+        replicas=replicas,
+    )
     from nvcli.bench import plan as planning
     from nvcli.bench.planner import make_plan
     from nvcli.bench.record import dump
@@ -51,6 +59,8 @@ def plan(
         dtype=dtype,
         share=gpu_memory_utilization,
         slots=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size or 1,
+        replicas=replicas,
         n_in=round(in_len.mean) if in_len else 128,
         n_out=round(out_len.mean) if out_len else 64,
     )
