@@ -91,7 +91,10 @@ CASES = [
     ("nvcli models show Exam", "nvcli models show Example/Tiny-Qwen"),
     ("nvcli chat --session hol", "nvcli chat --session holiday"),
     ("nvcli chat --session=hol", "nvcli chat --session=holiday"),
-    ("nvcli -q --color never chat -n 5 --device cp", "nvcli -q --color never chat -n 5 --device cpu"),
+    (
+        "nvcli -q --color never chat -n 5 --device cp",
+        "nvcli -q --color never chat -n 5 --device cpu",
+    ),
     ("nvcli chat --session my", "nvcli chat --session my\\ long\\ talk"),
 ]
 

@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_once(typed: Typed, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(store, "replace_file", fail)
     ask(typed, "a")
-    assert "not saved: No space left on device" in typed.out.getvalue()
+    assert "No space left on device" in typed.out.getvalue()
     ask(typed, "b")
     assert "not saved" not in typed.out.getvalue()
 
