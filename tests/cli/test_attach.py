@@ -158,12 +158,19 @@ def test_conversation_goes_on(runtime: Path) -> None:
     assert "Bob" in chat(runtime, *at, "-c", "What is my name?").stdout
 
 
-def test_raw_and_dry_run_are_the_servers_too(runtime: Path) -> None:
-    raw = ["--raw", "-t", "0", "--json", "--max-model-len", "64", "Once upon a time"]
-    here = json.loads(chat(runtime, "--attach", "never", *raw).stdout)
-    there = json.loads(chat(runtime, "--attach", socket(runtime), *raw).stdout)
-    assert there["usage"]["completion_tokens"] > 16  # OpenAI's default is not ours
-    assert there["text"].startswith(here["text"][:40])
+def test_raw_has_the_room_that_is_left(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI's default of 16 tokens is not ours."""
+    server = ServerModel("http://localhost", uds=socket(runtime))
+    bodies: list[dict[str, Any]] = []
+    monkeypatch.setattr(server, "_events", lambda path, body: bodies.append(body))
+    server.stream("Once upon a time", raw=True)
+    server.stream("Once", server.sampling(max_tokens=5), raw=True)
+    count = server.count_tokens("Once upon a time")
+    assert [body["max_tokens"] for body in bodies] == [server.max_model_len - count, 5]
+    server.close()
+
+
+def test_a_dry_run_asks_the_server_that_was_named(runtime: Path) -> None:
     dry = ["--dry-run", "--json", "Hi"]
     assert chat(runtime, "--attach", socket(runtime), *dry).stdout == chat(runtime, *dry).stdout
     gone = chat(runtime, "--attach", "http://127.0.0.1:9", *dry)
