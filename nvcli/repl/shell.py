@@ -73,6 +73,7 @@ class Shell:
         """After each turn; a disk that is full is told once and stops nothing."""
         try:
             self.session.save()
+            self.has_save_failed = False
         except OSError as exc:
             if not self.has_save_failed:
                 self.screen.error(not_saved(self.session, exc))
