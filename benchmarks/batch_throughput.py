@@ -48,6 +48,7 @@ class Pass:
     seconds: float
     completion_tokens: int
     cached_tokens: int
+    cpu_s: float  # of all threads
     estimate_s: float | None = None  # the dry run's, which knows one H200
     eta: list[tuple[float, float]] = field(default_factory=list)  # elapsed, said to be left
 
@@ -124,9 +125,9 @@ def generate_pass(llm: LLM, records: list[dict[str, Any]]) -> Pass:
         base.replace(max_tokens=record["max_tokens"], ignore_eos=True, seed=number)
         for number, record in enumerate(records)
     ]
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     outputs = llm.generate(prompts, params)
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     failed = [output.error for output in outputs if output.error is not None]
     if failed:
         raise SystemExit(f"{len(failed)} prompts failed, the first: {failed[0]}")
@@ -134,6 +135,7 @@ def generate_pass(llm: LLM, records: list[dict[str, Any]]) -> Pass:
         seconds,
         sum(output.usage.completion_tokens for output in outputs),
         sum(output.usage.cached_tokens for output in outputs),
+        cpu,
     )
 
 
@@ -185,7 +187,7 @@ def batch_pass(
     tokenizer = llm.tokenizer if args.has_tokenizer else None
     estimate_s = dry_run(options, llm.model_config, tokenizer, llm.max_model_len).estimate_s
     progress = WatchedProgress()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     code = run_job(
         options,
         llm.config,
@@ -193,7 +195,7 @@ def batch_pass(
         load=lambda: KeptOpen(llm),  # type: ignore[return-value, arg-type]
         progress=progress,
     )
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     if code != 0:
         raise SystemExit(f"the batch ended with {code}")
     with output.open("rb") as file:
@@ -201,7 +203,7 @@ def batch_pass(
             raise SystemExit("the batch lost records")
     usage = json.loads(stats_file.read_text())["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Pass(seconds, usage["completion_tokens"], cached, estimate_s, progress.said)
+    return Pass(seconds, usage["completion_tokens"], cached, cpu, estimate_s, progress.said)
 
 
 def with_tokenizer(model: str, tokenizer: Path | None, folder: Path) -> str:
@@ -280,6 +282,9 @@ def report(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> 
                 side: [round(p.tokens_per_s, 1) for p in sides[side]] for side in sides
             },
             "seconds": {side: [round(p.seconds, 3) for p in sides[side]] for side in sides},
+            "cpu_us_per_record": {
+                side: [round(p.cpu_s / args.records * 1e6) for p in sides[side]] for side in sides
+            },
             "completion_tokens": sides["batch"][0].completion_tokens,
             "cached_tokens": {side: [p.cached_tokens for p in sides[side]] for side in sides},
             "dry_run_estimate_s": round(sides["batch"][0].estimate_s or 0, 3),
@@ -301,6 +306,7 @@ def report(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> 
             "order": str(args.order),
             "window": args.window,
             "text_prompts": args.has_tokenizer,
+            "simulated_step_ms": args.simulate,
             "seed": args.seed,
         },
         peer="LLM.generate",

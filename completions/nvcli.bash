@@ -268,8 +268,10 @@ _nvcli() {
     case "${kind#argument:}" in
         words) mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur") ;;
         models|sessions|profiles)
-            mapfile -t COMPREPLY < <(
-                compgen -W "$(nvcli completion --values "${kind#argument:}" 2>/dev/null)" -- "$cur")
+            while IFS= read -r i; do  # a name may hold spaces
+                printf -v i '%q' "$i"
+                [[ $i == "$cur"* && $i != "''" ]] && COMPREPLY+=("$i")
+            done < <(nvcli completion --values "${kind#argument:}" 2>/dev/null)
             if [[ $kind == *models ]]; then
                 compopt -o filenames 2>/dev/null
                 mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -d -- "$cur")

@@ -6,7 +6,7 @@ set -g __nvcli_paths 'chat' 'batch' 'serve' 'tokens' 'doctor' 'completion' 'benc
 function __nvcli_at --description 'whether the words before the cursor name this command'
     set -l found
     for word in (commandline -opc)[2..-1]
-        if contains -- (string join ' ' $found $word) $__nvcli_paths
+        if contains -- (string join -- ' ' $found $word) $__nvcli_paths
             set -a found $word
         end
     end

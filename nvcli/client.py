@@ -50,8 +50,8 @@ class ServerModel:
         import httpx
 
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._uds = uds
-        self._where = f"the socket {uds}" if uds is not None else self.url
+        self._uds, self._key = uds, key
+        self.where = f"the socket {uds}" if uds is not None else self.url
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http: httpx.Client = httpx.Client(
             base_url=self.url,
@@ -64,7 +64,7 @@ class ServerModel:
             known = {m["id"]: m for m in models}
             roots = {m.get("root"): m for m in models}
         except (KeyError, TypeError, AttributeError) as exc:
-            raise ServerError(f"{self._where} is no server of OpenAI's API") from exc
+            raise ServerError(f"{self.where} is no server of OpenAI's API") from exc
         finally:
             if "models" not in locals():
                 self._http.close()
@@ -72,7 +72,7 @@ class ServerModel:
         if found is None:
             self._http.close()
             raise UsageError(
-                f"{self._where} does not serve {model}", hint=f"It has {', '.join(known)}."
+                f"{self.where} does not serve {model}", hint=f"It has {', '.join(known)}."
             )
         self.model_name: str = found["id"]
         self.max_model_len: int = found.get("max_model_len") or 32768
@@ -135,6 +135,8 @@ class ServerModel:
             body["stop"] = list(params.stop)
         if raw:
             body.pop("thinking_budget", None)
+            if isinstance(prompt, str) and "max_tokens" not in body:  # the API's default is 16
+                body["max_tokens"] = max(self.max_model_len - self.count_tokens(prompt), 1)
             return self._events("/v1/completions", {**body, "prompt": prompt})
         if isinstance(prompt, str):
             prompt = [Message("user", prompt)]
@@ -162,6 +164,13 @@ class ServerModel:
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         )
 
+    def with_model(self, name: str) -> ServerModel | None:
+        """Another model of the same server; None where it has none of that name."""
+        try:
+            return ServerModel(self.url, uds=self._uds, model=name, key=self._key)
+        except NvcliError:
+            return None
+
     # --- HTTP ------------------------------------------------------------------------------------
 
     def _events(self, path: str, body: dict[str, Any]) -> Iterator[RequestOutput]:
@@ -187,7 +196,7 @@ class ServerModel:
         except httpx.HTTPError as exc:
             raise self._lost(exc) from exc
         except (ValueError, KeyError, TypeError, IndexError) as exc:
-            raise ServerError(f"{self._where} answered what is no stream of OpenAI's API") from exc
+            raise ServerError(f"{self.where} answered what is no stream of OpenAI's API") from exc
 
     def _get(self, path: str) -> Any:
         return self._request("GET", path, None)
@@ -206,12 +215,12 @@ class ServerModel:
         except httpx.HTTPError as exc:
             raise self._lost(exc) from exc
         except ValueError as exc:
-            raise ServerError(f"{self._where} is no server of OpenAI's API") from exc
+            raise ServerError(f"{self.where} is no server of OpenAI's API") from exc
 
     def _lost(self, exc: Exception) -> ServerError:
         reason = " ".join(str(exc).split()) or type(exc).__name__
         return ServerError(
-            f"cannot reach {self._where}: {reason}",
+            f"cannot reach {self.where}: {reason}",
             hint="Start nvcli serve, or use --attach never.",
         )
 

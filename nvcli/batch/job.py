@@ -23,6 +23,7 @@ from nvcli.batch.progress import Counts, Progress
 from nvcli.batch.run import BatchRun
 from nvcli.batch.signals import answer_status
 from nvcli.batch.sink import OutputError, OutputLock
+from nvcli.batch.source import InputError
 from nvcli.batch.target import Target
 from nvcli.errors import ClosedPipeError, NvcliError, TokenizerError
 from nvcli.protocol import Fields
@@ -66,7 +67,8 @@ def run_job(
         if target.existing is not None:
             counts.num_before = target.existing.num_records
         if can_prescan(options.input):
-            found = prescan(options, target.existing)
+            with _telling_what_is_safe(options, counts, InputError):
+                found = prescan(options, target.existing)
             found.check(options)
             counts.total = found.num_left
             if not found.num_left and target.existing is not None and target.existing.num_records:
@@ -127,12 +129,14 @@ def _run(
 
 
 @contextmanager
-def _telling_what_is_safe(options: BatchOptions, counts: Counts) -> Iterator[None]:
+def _telling_what_is_safe(
+    options: BatchOptions, counts: Counts, kind: type[NvcliError] = NvcliError
+) -> Iterator[None]:
     try:
         yield
     except ClosedPipeError:
         raise
-    except NvcliError as error:
+    except kind as error:
         _say_what_is_safe(error, options, counts)
         raise
 

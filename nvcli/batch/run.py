@@ -105,7 +105,8 @@ class BatchRun:
             window,
         )
         is_ordered = options.order is Order.INPUT
-        self._waves = Waves(num_seqs if is_ordered else window)
+        # In input order the first of a wave may run last: the other half keeps the engine full.
+        self._waves = Waves(max(num_seqs, window // 2) if is_ordered else window)
         self._running: dict[int, Running] = {}  # position -> record
         self._num_sequences = 0
         self._is_ordered = is_ordered

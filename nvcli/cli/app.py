@@ -6,9 +6,11 @@ what Typer draws with Rich puts escapes into pipes.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import functools
+import re
 import signal
 import sys
 import traceback
@@ -34,7 +36,7 @@ from nvcli.logs import configure_logging
 from nvcli.repl.screen import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from nvcli.repl.screen import Screen
 
@@ -136,13 +138,15 @@ class Command(HelpPages, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
-            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            with _naming_command(ctx):
+                given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
             if not given.get("help"):
                 self._read_configuration(ctx, given)
                 more = more_flags(self, ctx, given)
                 ctx.meta[_VARIABLES] = {name: variable for name, (_, variable) in more.items()}
                 args = [*(word for words, _ in more.values() for word in words), *args]
-        return super().parse_args(ctx, args)
+        with _naming_command(ctx):
+            return super().parse_args(ctx, args)
 
     def _read_configuration(self, ctx: Any, given: dict[str, Any]) -> None:
         from nvcli.cli.configuration import load_configuration
@@ -175,6 +179,17 @@ class Command(HelpPages, TyperCommand):
         except UsageError as exc:
             _name_origin(exc, ctx)
             raise
+
+
+@contextlib.contextmanager
+def _naming_command(ctx: Any) -> Iterator[None]:
+    """Some of the parser's complaints do not know where they stand; the hint names the command."""
+    try:
+        yield
+    except _ClickUsageError as exc:
+        if getattr(exc, "ctx", None) is None:
+            exc.ctx = ctx  # type: ignore[attr-defined]
+        raise
 
 
 _FILES = "nvcli.configuration"
@@ -355,6 +370,11 @@ def _usage_error(exc: Any) -> UsageError:
     origin = _origin(exc.ctx, param.name) if exc.ctx is not None and param is not None else None
     if origin is not None:
         message = f"{message} (from {origin})"
+    extra = re.fullmatch(r"Got unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)", message)
+    if extra is not None:
+        message = f"unexpected argument {extra[1]!r}"
+        if path.endswith(" chat"):
+            hint = f"Quote a prompt of several words. {hint}"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 

@@ -21,7 +21,7 @@ from nvcli.cli.prompt_input import (
     text_or_file,
 )
 from nvcli.config import DEFAULT_MODEL, EngineConfig
-from nvcli.errors import UsageError
+from nvcli.errors import NvcliError, UsageError
 from nvcli.repl.command_view import read_schema
 from nvcli.repl.numbers import startup_lines
 from nvcli.repl.render import ThinkingView
@@ -232,6 +232,7 @@ def chat(
     _refuse(think is False and think_budget is not None, "--no-think", "--think-budget")
     _refuse(raw and system is not None, "--raw", "--system")
     _refuse(raw and think is not None, "--raw", "--think or --no-think")
+    _refuse(raw and think_budget is not None, "--raw", "--think-budget")
     _refuse(raw and interactive, "--raw", "--interactive")
     _refuse(json and stream_json, "--json", "--stream-json")
     _refuse(schema is not None and format is options.AnswerFormat.JSON, "--schema", "--format json")
@@ -255,6 +256,8 @@ def chat(
         prompt is None and has_terminal and not (raw or is_machine_read or dry_run)
     )
     _refuse(opens_conversation and stats_json is not None, "--stats-json", "a conversation")
+    if stats_json is not None and not stats_json.parent.is_dir():
+        raise NvcliError(f"cannot write {stats_json}: there is no folder {stats_json.parent}")
     if has_tools and not allow_tool and not (_find_keyboard() or is_terminal(sys.stderr)):
         raise UsageError(
             "tools need a terminal where each call is asked for",

@@ -164,7 +164,9 @@ def _model(config: EngineConfig, folder: Path) -> Any:
     else:
         yield Check("model", State.FAIL, f"{config.model}: {problem}", "Fetch or copy it again.")
     try:
-        size = Tokenizer.from_folder(folder).size
+        tokenizer = Tokenizer.from_folder(folder)
+        tokenizer.check_templates()
+        size = tokenizer.size
         yield Check("tokenizer", State.OK, f"{size:,} tokens".replace(",", " "))
     except NvcliError as exc:
         yield Check("tokenizer", State.FAIL, exc.message, exc.hint)

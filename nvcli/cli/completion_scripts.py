@@ -53,8 +53,10 @@ _BASH_TAIL = """\
     case "${kind#argument:}" in
         words) mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur") ;;
         models|sessions|profiles)
-            mapfile -t COMPREPLY < <(
-                compgen -W "$(nvcli completion --values "${kind#argument:}" 2>/dev/null)" -- "$cur")
+            while IFS= read -r i; do  # a name may hold spaces
+                printf -v i '%q' "$i"
+                [[ $i == "$cur"* && $i != "''" ]] && COMPREPLY+=("$i")
+            done < <(nvcli completion --values "${kind#argument:}" 2>/dev/null)
             if [[ $kind == *models ]]; then
                 compopt -o filenames 2>/dev/null
                 mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -d -- "$cur")
@@ -146,7 +148,10 @@ def _zsh_text(text: str) -> str:
 def _zsh_option(option: Option) -> str:
     flags = " ".join(option.flags)
     repeat = "'*'" if option.may_repeat else f"'({flags})'" if len(option.flags) > 1 else ""
-    names = f"{{{','.join(option.flags)}}}" if len(option.flags) > 1 else option.flags[0]
+    taken = list(option.flags)
+    if option.value is not None:  # in the next word, or in this one
+        taken = [f"{flag}=" if flag.startswith("--") else f"{flag}+" for flag in taken]
+    names = f"{{{','.join(taken)}}}" if len(taken) > 1 else taken[0]
     body = f"[{_zsh_text(option.help)}]"
     if option.value is not None:
         body += f":{_zsh_text(option.value.name)}:{_zsh_action(option.value)}"
@@ -191,7 +196,7 @@ set -g __nvcli_paths {paths}
 function __nvcli_at --description 'whether the words before the cursor name this command'
     set -l found
     for word in (commandline -opc)[2..-1]
-        if contains -- (string join ' ' $found $word) $__nvcli_paths
+        if contains -- (string join -- ' ' $found $word) $__nvcli_paths
             set -a found $word
         end
     end

@@ -127,7 +127,9 @@ def silence(*streams: IO[str] | None) -> None:
 
 def dump_json(value: object) -> str:
     """JSON on one line that no terminal or line reader can misread; NaN is refused."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    is_ascii = "utf" not in encoding.lower()  # a C locale would write question marks
+    text = json.dumps(value, ensure_ascii=is_ascii, allow_nan=False)
     return _UNSAFE_IN_JSON.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
 
 

@@ -11,6 +11,7 @@ from nvcli.cli import chat as chat_command
 from nvcli.cli.console import is_terminal
 from nvcli.cli.sessions import open_session
 from nvcli.cli.toolbox import open_tools
+from nvcli.client import ServerModel
 from nvcli.errors import NvcliError
 from nvcli.repl.numbers import short_count
 from nvcli.repl.shell import Shell, first_line
@@ -35,8 +36,14 @@ class ModelSwitch:
     def open(self, name: str) -> ChatModel:
         """Two may not fit, so the old one is closed first; it comes back if the new one fails.
 
-        Raises `ModelError` without closing anything where there is no such model.
+        Raises `ModelError` without closing anything where there is no such model. A conversation
+        with a server asks that server first, and keeps it until the new model is there.
         """
+        if isinstance(self.llm, ServerModel):
+            server = self.llm
+            self.llm = server.with_model(name) or self._load_here(name, server)
+            server.close()
+            return self.llm
         chat_command.find_model(name)
         old = self._config
         self.llm.close()
@@ -50,6 +57,14 @@ class ModelSwitch:
                 self.session.llm = self.llm
             raise
         return self.llm
+
+    def _load_here(self, name: str, server: ServerModel) -> ChatModel:
+        chat_command.find_model(name)
+        config = self._config.replace(model=name)
+        llm = chat_command.open_model(config, self._screen)
+        self._config = config
+        self._screen.note(f"{server.where} does not serve {name}; it runs here")
+        return llm
 
     def close(self) -> None:
         self.llm.close()

@@ -35,7 +35,7 @@ def doctor(
 ) -> None:
     """Look at driver, GPU, model, memory and terminal; exit 1 when something blocks."""
     config = EngineConfig.from_options(
-        model=model or DEFAULT_MODEL,
+        model=DEFAULT_MODEL if model is None else model,
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,

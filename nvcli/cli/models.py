@@ -11,6 +11,7 @@ import typer
 from nvcli.cli.app import CONTEXT, Command, Group, settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
 from nvcli.cli.options import OUTPUT, _option
+from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import ModelError, ModelNotFoundError, NvcliError, UsageError
 from nvcli.paths import expand_user
 from nvcli.repl.screen import visible
@@ -100,6 +101,10 @@ def find_local(name: str) -> Path:
     """The model's folder, without a network. Raises `ModelNotFoundError`."""
     from nvcli.models.store import stored_models
 
+    if not name.strip():
+        raise ModelNotFoundError(
+            "the name of the model is empty", hint="nvcli models list shows what is here."
+        )
     for model in stored_models():
         if model.name == name:
             return model.folder
@@ -173,10 +178,12 @@ def remove(ctx: typer.Context, name: NameArg, yes: YesOpt = False) -> None:
     """Remove a model from the Hugging Face cache; a folder of yours is never touched."""
     from nvcli.models.store import folder_size, repository_folder
 
+    if name == DEFAULT_MODEL:
+        raise ModelError(f"{name} is built in and cannot be removed")
     repository = repository_folder(name)
     if ".." in name or not repository.is_dir():
         raise ModelNotFoundError(
-            f"{name} is not in the Hugging Face cache", hint="nvcli models list shows what is."
+            f"{name!r} is not in the Hugging Face cache", hint="nvcli models list shows what is."
         )
     size = size_text(folder_size(repository / "blobs"))
     if not yes:

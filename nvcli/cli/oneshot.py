@@ -11,6 +11,7 @@ from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.cli import chat as chat_command
+from nvcli.cli.attach import attach
 from nvcli.cli.console import dump_json, is_terminal, print_text, timings_json, usage_json
 from nvcli.cli.sessions import open_session
 from nvcli.cli.toolbox import open_tools
@@ -19,8 +20,9 @@ from nvcli.repl.command_turns import code_blocks
 from nvcli.repl.numbers import SEPARATOR, statistics_line
 from nvcli.repl.render import AnswerRenderer
 from nvcli.repl.screen import visible
+from nvcli.repl.shell import not_saved
 from nvcli.repl.store import call_json
-from nvcli.repl.tool_calls import MAX_ROUNDS, run_calls
+from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, discard_typed, run_calls
 from nvcli.types import FinishReason, Message, RequestOutput, fold_outputs
 
 if TYPE_CHECKING:
@@ -80,7 +82,10 @@ def _answer(
             raise RequestError(f"the model called tools {MAX_ROUNDS} times and gave no answer")
         assert printer.num_calls > calls_before, "each round reports its calls"
         ask = (lambda question: _ask(screen, question)) if can_ask else None
-        results = run_calls(calls, session.tools, screen, allowed, ask)
+        try:
+            results = run_calls(calls, session.tools, screen, allowed, ask)
+        except StoppedError:
+            raise InterruptedRunError("interrupted") from None
         for call, result in zip(calls, results, strict=True):
             printer.event("tool_result", id=call.id, name=call.name, text=result)
         session.answer_calls(results)
@@ -88,12 +93,17 @@ def _answer(
     try:
         session.save()
     except OSError as exc:
-        screen.warn(f"the conversation is not saved: {exc.strerror or exc}")
+        screen.error(not_saved(session, exc))
 
 
 def _ask(screen: Screen, question: str) -> str:
+    discard_typed(sys.stdin)
     screen.write_err(question)
-    return sys.stdin.readline().strip()
+    try:
+        return sys.stdin.readline().strip()
+    except (KeyboardInterrupt, SystemExit):
+        screen.write_err("\n")  # what is said next begins a line
+        raise
 
 
 def _print_all(
@@ -225,7 +235,8 @@ def _print_code(text: str, number: int, screen: Screen) -> None:
     """The N-th code block, and nothing else, on standard output."""
     blocks = code_blocks(text)
     if number > len(blocks):
-        have = "no code block" if not blocks else f"only {len(blocks)} code blocks"
+        plural = "" if len(blocks) == 1 else "s"
+        have = "no code block" if not blocks else f"only {len(blocks)} code block{plural}"
         raise RequestError(f"the answer has {have}", hint="Without -x it is printed whole.")
     screen.write(visible(blocks[number - 1]) + "\n")
 
@@ -248,22 +259,31 @@ def _write_statistics(options: ChatOptions, llm: ChatModel, output: RequestOutpu
 
 
 def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
-    """`--dry-run`: the exact prompt, from the tokenizer alone."""
-    from nvcli.models.resolve import resolve_model
-    from nvcli.text import Tokenizer
-
-    tokenizer = Tokenizer.from_folder(resolve_model(options.config.model))
-    if options.is_raw:
-        prompt, token_ids = text, tokenizer.encode(text)
+    """`--dry-run`: the exact prompt, from the tokenizer alone, or from a server that was named."""
+    name = options.config.model
+    messages = [Message("system", options.system)] if options.system else []
+    messages.append(Message("user", text))
+    thinking = options.think is not False
+    server = attach(options, screen) if options.attach not in ("auto", "never") else None
+    if server is not None:
+        with contextlib.closing(server):
+            name = server.model_name
+            prompt = text
+            if not options.is_raw:
+                prompt = server.render(messages, enable_thinking=thinking)
+            count = server.count_tokens(prompt)
     else:
-        thinking = options.think is not False
-        messages = [Message("system", options.system)] if options.system else []
-        messages.append(Message("user", text))
-        prompt = tokenizer.render(messages, enable_thinking=thinking)
-        token_ids = tokenizer.encode_chat(messages, enable_thinking=thinking)
+        from nvcli.models.resolve import resolve_model
+        from nvcli.text import Tokenizer
+
+        tokenizer = Tokenizer.from_folder(resolve_model(name))
+        if options.is_raw:
+            prompt, count = text, len(tokenizer.encode(text))
+        else:
+            prompt = tokenizer.render(messages, enable_thinking=thinking)
+            count = len(tokenizer.encode_chat(messages, enable_thinking=thinking))
     if options.is_machine_read:
-        found = {"model": options.config.model, "prompt": prompt, "prompt_tokens": len(token_ids)}
-        print_text(dump_json(found))
+        print_text(dump_json({"model": name, "prompt": prompt, "prompt_tokens": count}))
         return
     print_text(visible(prompt).removesuffix("\n"))
-    screen.write_err(f"{len(token_ids)} tokens\n", dim=True)
+    screen.write_err(f"{count} tokens\n", dim=True)

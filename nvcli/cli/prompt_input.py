@@ -24,7 +24,9 @@ PATIENCE_S = 2.0
 def repair_argument(text: str, name: str, warn: Callable[[str], None]) -> str:
     """`text` from the command line, where bytes that are no UTF-8 arrive as surrogates."""
     fixed = repair(text)
-    if fixed != text:
+    try:  # under a C locale all that is not ASCII arrives as surrogates
+        text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
         warn(f"{name} is not UTF-8; bad bytes were replaced")
     return fixed
 

@@ -80,7 +80,7 @@ def tokens(
     from nvcli.cli.models import find_local
     from nvcli.text import Tokenizer
 
-    name = model or DEFAULT_MODEL
+    name = DEFAULT_MODEL if model is None else model
     tokenizer = Tokenizer.from_folder(find_local(name))
     if chat:
         messages = [Message("user", counted)]

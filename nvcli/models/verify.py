@@ -110,7 +110,7 @@ def _tokenizer_problem(folder: Path) -> str | None:
     from nvcli.text import Tokenizer
 
     try:
-        Tokenizer.from_folder(folder)
+        Tokenizer.from_folder(folder).check_templates()
     except NvcliError as exc:
         return str(exc)
     return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING
 
-from nvcli.errors import UsageError
+from nvcli.errors import NvcliError, UsageError
 from nvcli.paths import expand_user
-from nvcli.repl.shell import first_line, no_arguments
+from nvcli.repl.shell import first_line, no_arguments, not_saved
 from nvcli.repl.store import (
     SessionFile,
     message_json,
@@ -30,13 +31,34 @@ def save(shell: Shell, arguments: str) -> None:
         raise UsageError("nothing was said yet")
     if not arguments and session.file is None:
         arguments = new_name()
-    if arguments and (session.file is None or arguments != session.file.name):
-        old, session.file = session.file, _new_file(arguments)
+    old = session.file
+    if arguments and (old is None or arguments != old.name):
+        _save_as(shell, arguments)
         if old is not None:
             old.path.unlink(missing_ok=True)  # the conversation has another name now
-    shell.save()
+    else:
+        _save(shell)
     assert session.file is not None, "it was set above"
     shell.say(f"Saved as {session.file.name}.")
+
+
+def _save_as(shell: Shell, name: str) -> None:
+    """The old file stays the conversation's where the new one cannot be written."""
+    old = shell.session.file
+    shell.session.file = _new_file(name)
+    try:
+        _save(shell)
+    except NvcliError:
+        shell.session.file = old
+        raise
+
+
+def _save(shell: Shell) -> None:
+    """On the user's word: a failure is told every time. Raises `NvcliError`."""
+    try:
+        shell.session.save()
+    except OSError as exc:
+        raise NvcliError(not_saved(shell.session, exc)) from exc
 
 
 def _new_file(name: str) -> SessionFile:
@@ -48,10 +70,9 @@ def _new_file(name: str) -> SessionFile:
 def fork(shell: Shell, arguments: str) -> None:
     if not arguments:
         raise UsageError("/fork takes a name for the copy")
-    file = _new_file(arguments)
+    _new_file(arguments)  # the name is free
     shell.save()
-    shell.session.file = file
-    shell.save()
+    _save_as(shell, arguments)
     shell.say(f"This is {arguments} now; the other one stays as it was.")
 
 
@@ -110,6 +131,9 @@ def export(shell: Shell, arguments: str) -> None:
     except FileExistsError as exc:
         raise UsageError(f"{path} is there already", hint="Choose another name.") from exc
     except OSError as exc:
+        with contextlib.suppress(OSError):
+            if path.is_file() and path.stat().st_size == 0:
+                path.unlink()
         raise UsageError(f"cannot write {path}: {exc.strerror or exc}") from exc
     shell.say(f"Wrote {path}.")
 

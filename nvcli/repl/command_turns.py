@@ -194,7 +194,8 @@ def probs(shell: Shell, arguments: str) -> None:
         others = [
             f"{_quoted(model, other)} {_percent(p)}" for other, p in score.top if other != token_id
         ]
-        row = f"{i:>4}  {_percent(score.logprob):>6}  {_quoted(model, token_id):<16}"
+        pad = 16 if not shell.width or shell.width >= 60 else 8
+        row = f"{i:>4}  {_percent(score.logprob):>6}  {_quoted(model, token_id):<{pad}}"
         for other in others[:3]:  # those that fit beside
             longer = f"{row}  {other}"
             if shell.width and cells(longer) > shell.width:

@@ -76,6 +76,8 @@ def _show_model(shell: Shell) -> None:
     lines = [f"{llm.model_name}: up to {spaced(llm.max_model_len)} tokens"]
     if llm.startup is not None:
         lines += startup_lines(llm.startup)
+    elif hasattr(llm, "where"):
+        lines.append(f"runs at {llm.where}")
     shell.say("\n".join(lines))
 
 

@@ -131,5 +131,10 @@ class Screen:
             self.line_err(text, dim=True)
 
     def warn(self, text: str) -> None:
-        """A line about something that changes the answer: always shown."""
+        """A line about something that changes the answer: also where nobody looks."""
+        if not self.is_quiet:
+            self.error(text)
+
+    def error(self, text: str) -> None:
+        """A failure that does not end the run: always shown."""
         self.line_err(f"nvcli: {text}")

@@ -73,10 +73,16 @@ class Shell:
         """After each turn; a disk that is full is told once and stops nothing."""
         try:
             self.session.save()
+            self.has_save_failed = False
         except OSError as exc:
             if not self.has_save_failed:
-                self.screen.warn(f"the conversation is not saved: {exc.strerror or exc}")
+                self.screen.error(not_saved(self.session, exc))
             self.has_save_failed = True
+
+
+def not_saved(session: Session, exc: OSError) -> str:
+    where = f" in {session.file.path.parent}" if session.file is not None else ""
+    return f"the conversation is not saved{where}: {exc.strerror or exc}"
 
 
 def choose(arguments: str, choices: Sequence[str], name: str) -> str:

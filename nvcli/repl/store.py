@@ -65,7 +65,7 @@ def session_path(name: str) -> Path:
 
 def _files() -> list[Path]:
     with contextlib.suppress(OSError):
-        found = [p for p in sessions_folder().iterdir() if p.suffix == SUFFIX]
+        found = [p for p in sessions_folder().iterdir() if p.suffix == SUFFIX and p.is_file()]
         return sorted(found, key=lambda p: (p.stat().st_mtime, p.stem), reverse=True)
     return []
 
@@ -84,8 +84,9 @@ class SessionFile:
         if lines == self._lines:
             return
         is_longer = bool(self._lines) and lines[: len(self._lines)] == self._lines
+        known, self._lines = self._lines, []  # should writing fail, the next time it is all new
         if is_longer and self.path.exists():
-            _append(self.path, lines[len(self._lines) :])
+            _append(self.path, lines[len(known) :])
         elif lines:
             replace_file(self.path, "".join(lines))
         else:

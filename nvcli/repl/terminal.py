@@ -21,7 +21,7 @@ from nvcli.repl.numbers import SEPARATOR, context_meter, statistics_line
 from nvcli.repl.prompt import Prompt
 from nvcli.repl.render import AnswerRenderer, ThinkingView
 from nvcli.repl.screen import visible
-from nvcli.repl.tool_calls import MAX_ROUNDS, run_calls
+from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, discard_typed, run_calls
 from nvcli.repl.typeahead import TypeAhead
 from nvcli.types import FinishReason, RequestOutput, fold_outputs
 
@@ -91,6 +91,9 @@ def show_turn(
             is_interrupted = True
         except NvcliError as exc:
             failure = exc
+        except SystemExit:  # SIGTERM: the shell's prompt begins a line of its own
+            renderer.finish()
+            raise
         finally:
             deltas.close()  # type: ignore[attr-defined]  # a generator: the request is aborted
         output = fold_outputs(received) if received else None
@@ -100,7 +103,7 @@ def show_turn(
     if output is not None and output.finish_reason is FinishReason.ERROR:
         failure = NvcliError(output.error or "the request failed")
     if failure is not None:
-        screen.warn(str(failure))
+        screen.error(str(failure))
     elif output is None:
         screen.line_err("interrupted before the first token; /retry asks again", dim=True)
     elif shell.show_stats or is_interrupted:
@@ -152,7 +155,7 @@ def converse(
         except Exception as exc:  # noqa: BLE001 - a bug must not cost the conversation
             _LOG.debug("unexpected error", exc_info=True)
             reason = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
-            shell.screen.warn(f"unexpected error: {reason}. This is a bug; --log-file tells where")
+            shell.screen.error(f"unexpected error: {reason}. This is a bug; --log-file tells where")
     shell.save()
 
 
@@ -184,7 +187,12 @@ def _ask(shell: Shell, deltas: Iterator[RequestOutput], text: str, keyboard: Tex
         if round_number == MAX_ROUNDS or session.tools is None:
             shell.screen.warn(f"the model called tools {MAX_ROUNDS} times; its turn ends here")
             break
-        results = run_calls(calls, session.tools, shell.screen, shell.allowed_tools, shell.ask)
+        try:
+            results = run_calls(calls, session.tools, shell.screen, shell.allowed_tools, shell.ask)
+        except StoppedError:
+            session.turns[-1].is_interrupted = True
+            shell.screen.line_err("interrupted; /retry asks again", dim=True)
+            break
         session.answer_calls(results)
         deltas = session.resume()
     shell.save()
@@ -219,7 +227,9 @@ def _make_room(shell: Shell, text: str, keyboard: TextIO, reason: str) -> str:
         "  [d]rop the oldest turns until it fits, [c]lear the conversation, or keep all and edit"
         " the message [Enter]: "
     )
-    answer = (shell.ask(question) if shell.ask is not None else "").strip().lower()
+    answer = ""
+    with contextlib.suppress(KeyboardInterrupt):
+        answer = (shell.ask(question) if shell.ask is not None else "").strip().lower()
     session = shell.session
     if answer in ("d", "drop"):
         room = session.llm.count_tokens(text) + 64
@@ -234,13 +244,15 @@ def _make_room(shell: Shell, text: str, keyboard: TextIO, reason: str) -> str:
 
 
 def ask_short(shell: Shell, keyboard: TextIO, question: str) -> str:
-    """A line from the keyboard; Ctrl+C and Ctrl+D are an empty answer."""
+    """A line from the keyboard; Ctrl+D is an empty answer. What was typed before the question is
+    none: it is dropped."""
+    discard_typed(keyboard)
     shell.screen.write_err(question)
     try:
         return keyboard.readline().strip()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         shell.screen.write_err("\n")
-        return ""
+        raise
 
 
 def toggle_thinking(shell: Shell) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import termios
 from typing import TYPE_CHECKING
 
 from nvcli.repl.numbers import spaced
@@ -11,6 +13,7 @@ from nvcli.repl.shell import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TextIO
 
     from nvcli.repl.screen import Screen
     from nvcli.tools import Toolbox
@@ -19,6 +22,16 @@ if TYPE_CHECKING:
 MAX_ROUNDS = 16  # of calls for one question; a model may ask for ever
 REFUSED = "error: the user did not allow this call"
 INTERRUPTED = "error: the user interrupted this call"
+
+
+class StoppedError(Exception):
+    """The user wants neither this call nor what the model makes of a refusal."""
+
+
+def discard_typed(keyboard: TextIO) -> None:
+    """What stands in the terminal's queue answers no question that was asked after it."""
+    with contextlib.suppress(termios.error, OSError, ValueError):
+        termios.tcflush(keyboard.fileno(), termios.TCIFLUSH)
 
 
 def run_calls(
@@ -30,12 +43,17 @@ def run_calls(
 ) -> list[str]:
     """The results, in order. `ask` None: there is nobody to ask, only `allowed` tools run.
 
-    An answer of `a` allows the tool for the rest of the conversation.
+    An answer of `a` allows the tool for the rest of the conversation. Raises `StoppedError` for
+    Ctrl+C at the question; while a tool runs it ends that tool, and the model is told.
     """
     results = []
     for call in calls:
         screen.line_err(f"tool: {show_call(call)}", indent=2)
-        if not _is_allowed(call, allowed, ask):
+        try:
+            is_allowed = _is_allowed(call, allowed, ask)
+        except KeyboardInterrupt:
+            raise StoppedError from None
+        if not is_allowed:
             screen.line_err("  not allowed", dim=True)
             results.append(REFUSED)
             continue

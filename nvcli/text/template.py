@@ -284,6 +284,19 @@ def _compile(source: str) -> Template:
     return environment.from_string(tree)
 
 
+def check_template(source: str) -> None:
+    """Raises `TemplateError` for a source that is no template."""
+    try:
+        _compile(source)
+    except JinjaError as error:
+        line = getattr(error, "lineno", None)
+        place = f", line {line}" if line else ""
+        raise TemplateError(f"chat template{place}: {_first_line(error)}") from error
+    except Exception as error:  # as deep a nesting as Python's own compiler refuses
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        raise TemplateError(f"chat template: {reason}") from error
+
+
 def render_template(
     source: str, variables: Mapping[str, Any], limits: TemplateLimits | None = None
 ) -> str:

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvcli.errors import RequestError, TemplateError
+from nvcli.errors import ModelError, RequestError, TemplateError
 from nvcli.text.messages import normalize_messages, parse_message
 from nvcli.text.tokenizer_files import read_tokenizer_files
 from nvcli.text.unicode import repair_surrogates
@@ -167,6 +167,11 @@ class Tokenizer:
             hint="Use --raw to send the text as it is",
         )
 
+    def check_templates(self) -> None:
+        """Raises `ModelError` for a template of the checkpoint that cannot be read."""
+        for source in self.chat_templates.values():
+            _check_own(source)
+
     def render(
         self,
         messages: Sequence[Message | Mapping[str, Any]],
@@ -183,7 +188,8 @@ class Tokenizer:
 
         `continue_final_message` leaves the last message open for the model to go on with, and then
         no generation prompt is added. Other keywords reach the template as variables. Raises
-        `TemplateError` for messages that the template or the model cannot take.
+        `TemplateError` for messages that the template or the model cannot take, and `ModelError`
+        for a checkpoint whose template is none.
         """
         from nvcli.text.template import render_template
 
@@ -210,6 +216,8 @@ class Tokenizer:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         source = chat_template or self.chat_template(with_tools=bool(tools))
+        if not chat_template:
+            _check_own(source)
         text = render_template(source, variables)
         if continue_final_message:
             text = _cut_at_tag(text, final_text)
@@ -220,6 +228,17 @@ class Tokenizer:
     ) -> list[int]:
         """The prompt's ids; the options are those of `render`."""
         return self.encode(self.render(messages, **options))
+
+
+def _check_own(source: str) -> None:
+    from nvcli.text.template import check_template
+
+    try:
+        check_template(source)
+    except TemplateError as exc:
+        raise ModelError(
+            f"the checkpoint's {exc.message}", hint="Copy or fetch it again; --raw needs none."
+        ) from exc
 
 
 def _cut_at_tag(text: str, final_text: str) -> str:

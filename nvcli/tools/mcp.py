@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 30.0
 MAX_LISTED = 1000  # tools of one server; pages are read no further
 _CLOSE_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 3.0
 
 T = TypeVar("T")
 
@@ -74,7 +75,33 @@ def read_servers(path: Path) -> dict[str, dict[str, Any]]:
     for name, entry in entries.items():
         if not isinstance(entry, dict) or ("command" in entry) == ("url" in entry):
             raise UsageError(f"{path}: server {name} needs either a command or a url", param="mcp")
+        problem = _entry_problem(entry)
+        if problem is not None:
+            raise UsageError(f"{path}: server {name}: {problem}", param="mcp")
     return {n: e for n, e in entries.items() if not e.get("disabled")}
+
+
+def _entry_problem(entry: dict[str, Any]) -> str | None:
+    """What an entry holds that cannot be used; keys of other programs are left alone."""
+    kind = entry.get("type") or entry.get("transport")
+    kinds = ("stdio",) if "command" in entry else ("http", "streamable-http", "streamable_http")
+    if kind is not None and kind not in kinds:
+        return f"type {kind!r} is not supported here, only {kinds[0]}"
+    for key in ("command", "url", "cwd"):
+        if key in entry and not (isinstance(entry[key], str) and entry[key].strip()):
+            return f"{key} must be a text, got {entry[key]!r}"
+    args = entry.get("args")
+    if args is not None and not (
+        isinstance(args, list) and all(isinstance(a, str | int | float) for a in args)
+    ):
+        return "args must be a list of texts"
+    for key in ("env", "headers"):
+        values = entry.get(key)
+        if values is not None and not (
+            isinstance(values, dict) and all(isinstance(v, str | int) for v in values.values())
+        ):
+            return f"{key} must hold texts by name"
+    return None
 
 
 class McpLoop:
@@ -191,17 +218,9 @@ class McpServer:
 
     def __init__(self, name: str, entry: dict[str, Any], loop: McpLoop, taken: set[str]) -> None:
         self.name = name
-        self._connection = McpConnection(name, entry, loop)
-        try:
-            tools = self._connection.ready.result(START_TIMEOUT_S)
-        except concurrent.futures.TimeoutError as exc:
-            self.close()
-            raise NvcliError(
-                f"the MCP server {name} did not answer in {START_TIMEOUT_S:g} s"
-            ) from exc
-        except Exception as exc:
-            self.close()
-            raise NvcliError(f"the MCP server {name} cannot be used: {error_text(exc)}") from exc
+        self._entry = entry
+        self._loop = loop
+        tools = self._open()
         self._names: dict[str, str] = {}
         self.specs: list[ToolSpec] = []
         for tool in tools:
@@ -211,14 +230,45 @@ class McpServer:
             schema = {"type": "object", **dict(tool.input_schema)}
             self.specs.append(ToolSpec(shown, tool.description or "", schema, f"MCP {name}"))
 
+    def _open(self) -> list[Any]:
+        """Connect; returns the server's tools. Raises `NvcliError`."""
+        self._connection = McpConnection(self.name, self._entry, self._loop)
+        try:
+            return self._connection.ready.result(START_TIMEOUT_S)
+        except concurrent.futures.TimeoutError as exc:
+            self.close()
+            reason = f"the MCP server {self.name} did not answer in {START_TIMEOUT_S:g} s"
+            raise NvcliError(reason) from exc
+        except Exception as exc:
+            self.close()
+            reason = f"the MCP server {self.name} cannot be used: {error_text(exc)}"
+            raise NvcliError(reason) from exc
+
     def call(self, name: str, arguments: dict[str, Any], timeout_s: float) -> str:
+        """A server that has crashed, or was ended, is started again."""
+        if not self._connection.is_open:
+            try:
+                self._open()
+            except NvcliError as exc:
+                raise ToolError(exc.message) from exc
         future = self._connection.call(self._names[name], arguments)
         try:
             return future.result(timeout_s)
         except concurrent.futures.TimeoutError:
-            raise ToolError(f"it did not answer in {timeout_s:g} s") from None
+            future.cancel()
+            ended = "" if self._answers() else " and was ended"
+            raise ToolError(f"it did not answer in {timeout_s:g} s{ended}") from None
         finally:
             future.cancel()
+
+    def _answers(self) -> bool:
+        """Whether it is only the call that takes long. A server that hangs or floods is ended."""
+        try:
+            self._connection.list_tools().result(_PROBE_TIMEOUT_S)
+        except Exception:  # noqa: BLE001 - whatever it is, it is no answer
+            self._connection.end()
+            return False
+        return True
 
     def close(self) -> None:
         self._connection.close()
@@ -231,7 +281,7 @@ async def _transport(
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
-        headers = {k: expand(v) for k, v in (entry.get("headers") or {}).items()}
+        headers = {k: expand(str(v)) for k, v in (entry.get("headers") or {}).items()}
         client = await stack.enter_async_context(create_mcp_http_client(headers=headers))
         return streamable_http_client(expand(entry["url"]), http_client=client)
     from mcp.client.stdio import StdioServerParameters, stdio_client

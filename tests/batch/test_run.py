@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -439,7 +440,8 @@ def test_input_that_ends_early_keeps_what_was_read(tmp_path: Path) -> None:
     num_lines = done.stdout.count(b"\n")
     assert 10 < num_lines < 60
     assert f"{num_lines} records are safe".encode() in done.stderr
-    with pytest.raises(InputError):  # a file is found out before anything is written
+    # a file is found out before anything is written
+    with pytest.raises(InputError, match="0 records are safe"):
         run_here(source, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -484,6 +486,24 @@ def test_the_engine_stays_full(tmp_path: Path) -> None:
     ran = run_here(source, tmp_path / "out.jsonl", engine_delay_s=0.001, engine_length=20)
     busy = ran.engine.engine.num_busy[3:-25]
     assert sum(busy) / len(busy) > 0.97 * ran.engine.engine.max_num_seqs
+
+
+def test_a_wide_window_brings_shared_prefixes_together(tmp_path: Path) -> None:
+    """Ten long prefixes in turn: far apart in the input, next to each other in the engine."""
+    records = [{"prompt": f"{i % 10}" * 40 + f" {i}", "raw": True} for i in range(400)]
+    source = write_lines(tmp_path / "in.jsonl", records)
+    fake = {"engine_delay_s": 0.002, "engine_length": 6}
+    together = {}
+    for window in (8, 80):
+        ran = run_here(source, tmp_path / "out.jsonl", force=True, window=window, **fake)
+        positions = [int(name.split("-")[1]) for name in ran.engine.engine.admitted]
+        pairs = itertools.pairwise(position % 10 for position in positions)
+        together[window] = sum(a == b for a, b in pairs)
+        busy = ran.engine.engine.num_busy[3:-25]
+        assert sum(busy) / len(busy) > 0.9 * ran.engine.engine.max_num_seqs
+        assert [line["index"] for line in read_lines(tmp_path / "out.jsonl")] == list(range(400))
+    assert together[8] < 20
+    assert together[80] > 150
 
 
 def test_the_engine_is_closed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,6 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nvcli.cli import chat as chat_command
+from nvcli.cli.conversation import ModelSwitch
+from nvcli.client import ServerModel
+from nvcli.config import EngineConfig
+from nvcli.errors import ModelError
+from nvcli.repl.screen import Screen
+from tests.fakes import FakeLLM
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.torch
@@ -147,6 +156,49 @@ def test_conversation_goes_on(runtime: Path) -> None:
     at = ["--attach", socket(runtime), *GREEDY]
     chat(runtime, *at, "--session", "bob", "My name is Bob.")
     assert "Bob" in chat(runtime, *at, "-c", "What is my name?").stdout
+
+
+def test_raw_has_the_room_that_is_left(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenAI's default of 16 tokens is not ours."""
+    server = ServerModel("http://localhost", uds=socket(runtime))
+    bodies: list[dict[str, Any]] = []
+    monkeypatch.setattr(server, "_events", lambda path, body: bodies.append(body))
+    server.stream("Once upon a time", raw=True)
+    server.stream("Once", server.sampling(max_tokens=5), raw=True)
+    count = server.count_tokens("Once upon a time")
+    assert [body["max_tokens"] for body in bodies] == [server.max_model_len - count, 5]
+    server.close()
+
+
+def test_a_dry_run_asks_the_server_that_was_named(runtime: Path) -> None:
+    dry = ["--dry-run", "--json", "Hi"]
+    assert chat(runtime, "--attach", socket(runtime), *dry).stdout == chat(runtime, *dry).stdout
+    gone = chat(runtime, "--attach", "http://127.0.0.1:9", *dry)
+    assert (gone.returncode, gone.stdout) == (1, "")
+
+
+def test_another_model_in_a_conversation_with_a_server(
+    runtime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's own, or one that is loaded here; when that fails the server stays."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    server = ServerModel("http://localhost", uds=socket(runtime))
+    monkeypatch.setattr(chat_command, "connect", lambda options, screen: server)
+    screen = Screen(io.StringIO(), io.StringIO())
+    options = chat_command.ChatOptions(config=EngineConfig(model="demo"))
+    switch = ModelSwitch(options, screen)
+    with pytest.raises(ModelError):
+        switch.open(str(broken))
+    assert switch.llm is server
+    assert server.count_tokens("still there") > 0
+    again = switch.open("demo")
+    assert isinstance(again, ServerModel)
+    fake = FakeLLM()
+    monkeypatch.setattr(chat_command, "open_model", lambda config, screen: fake)
+    monkeypatch.setattr(chat_command, "find_model", lambda name: None)
+    assert switch.open("elsewhere") is fake
+    switch.close()
 
 
 @pytest.mark.parametrize(

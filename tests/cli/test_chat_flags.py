@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from nvcli.cli.chat import with_extract_numbers
+from nvcli.errors import RequestError
 from nvcli.types import FinishReason, ToolCall
 from tests.cli.conftest import Cli
-from tests.fakes import Reply
+from tests.fakes import FakeLLM, Reply
 
 CODE = "Here:\n```py\nprint(1)\n```\nor\n```sh\nls\n```\n"
 TOOLS = str(Path(__file__).parents[1] / "tools" / "example_tools.py")
@@ -165,4 +166,18 @@ def test_a_model_that_calls_for_ever_is_stopped(cli: Cli) -> None:
 def test_contradictions(cli: Cli, args: list[str]) -> None:
     result = cli("chat", *args, "x")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert cli.loads == []
+
+
+def test_quiet_leaves_only_answers_and_errors(cli: Cli) -> None:
+    cli.llm = FakeLLM([Reply("", reasoning="Hm.", finish_reason=FinishReason.LENGTH)])
+    assert "the answer is empty" in cli("chat", "x").err
+    assert cli("chat", "-q", "x").err == ""
+    cli.llm = FakeLLM([Reply(error=RequestError("it broke"))])
+    assert cli("chat", "-q", "x").err == "nvcli: it broke\n"
+
+
+def test_the_statistics_file_is_checked_before_the_answer(cli: Cli, tmp_path: Path) -> None:
+    result = cli("chat", "--stats-json", str(tmp_path / "no" / "s.json"), "x")
+    assert (result.code, result.err.count("\n")) == (1, 1)
     assert cli.loads == []

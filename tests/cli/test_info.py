@@ -164,3 +164,32 @@ def test_doctor_cuda_without_one(cli: Cli) -> None:
     result = cli("doctor", "--device", "cuda")
     assert result.code == 1
     assert "FAIL  device" in result.out
+
+
+def test_a_template_that_is_none_is_the_models_fault(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(demo_folder(), folder)
+    path = folder / "tokenizer_config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "chat_template": "{% for m in messages %}\n{{ no( }}"}))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    for args in (
+        ["tokens", "--chat", "-m", str(folder), "x"],
+        ["chat", "--dry-run", "-m", str(folder), "x"],
+        ["models", "verify", str(folder)],
+    ):
+        result = cli(*args)
+        assert result.code == 3, args
+        assert "chat template, line 2" in result.err + result.out
+    assert "FAIL  tokenizer" in cli("doctor", "-m", str(folder)).out
+    assert cli("tokens", "-m", str(folder), "Hello there").out == "2\n"
+
+
+def test_an_empty_name_is_refused(cli: Cli) -> None:
+    for args in (["tokens", "-m", "", "x"], ["models", "show", ""], ["models", "verify", " "]):
+        result = cli(*args)
+        assert (result.code, result.err.count("\n")) == (3, 1)
+        assert "is empty" in result.err
+    assert cli("models", "rm", "demo", "--yes").err == (
+        "nvcli: demo is built in and cannot be removed\n"
+    )

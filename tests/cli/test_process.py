@@ -126,3 +126,19 @@ def test_waiting_for_a_pipe_that_stays_open_is_told_on_a_terminal() -> None:
     process.communicate(b"text\n", timeout=10)
     assert process.returncode == 0
     os.close(master)
+
+
+def test_arguments_under_a_c_locale_are_utf8() -> None:
+    """Python hands them over as surrogates there; only bytes that are no UTF-8 are worth a word."""
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for argument, warns in ("é世".encode(), False), (b"\xff", True):
+        result = subprocess.run(
+            [*command("plain", "chat", "--json"), argument],
+            cwd=ROOT, env=env, capture_output=True, check=False,
+        )  # fmt: skip
+        assert (b"not UTF-8" in result.stderr) == warns
+    result = subprocess.run(
+        [sys.executable, "-m", "nvcli", "tokens", "--json", "é世"],
+        cwd=ROOT, env=env, capture_output=True, check=False,
+    )  # fmt: skip
+    assert b'"text": "\\u00e9\\u4e16"' in result.stdout

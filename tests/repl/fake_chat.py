@@ -35,6 +35,17 @@ SCRIPTS = {
         ),
         Reply("It is 3."),
     ],
+    "two-calls": [
+        Reply(
+            "",
+            tool_calls=(
+                ToolCall(0, "c", "add", '{"a": 2}'),
+                ToolCall(1, "d", "greet", '{"name": "Ann"}'),
+            ),
+            finish_reason=FinishReason.TOOL_CALLS,
+        ),
+        Reply("It is 3."),
+    ],
     "hanging-tool": [
         Reply(
             "", tool_calls=(ToolCall(0, "c", "hang", "{}"),), finish_reason=FinishReason.TOOL_CALLS

@@ -80,6 +80,35 @@ def test_a_call_is_shown_and_asked_for(tmp_path: Path) -> None:
         chat.wait_for(r"add  \(.*asks\)")
 
 
+def test_what_was_typed_before_a_question_is_no_answer(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "two-calls", "--tools", TOOLS) as chat:
+        chat.prompt()
+        chat.type("go\r")
+        chat.wait_for(r"run add\? .*\[a\]lways: ")
+        chat.type("y\ny\ny\n")
+        chat.wait_for(r"run greet\? .*\[a\]lways: ")
+        time.sleep(0.3)
+        assert "It is 3" not in chat.output
+        chat.type("n\n")
+        chat.wait_for("not allowed")
+        chat.wait_for("It is 3")
+        assert chat.log.wait(2)[1][-2:] == ["3", "error: the user did not allow this call"]
+
+
+def test_ctrl_c_at_a_question_ends_the_turn(tmp_path: Path) -> None:
+    with PtyChat(tmp_path, "two-calls", "--tools", TOOLS) as chat:
+        chat.prompt()
+        chat.type("go\r")
+        chat.wait_for(r"run add\? .*\[a\]lways: ")
+        chat.type("\x03")
+        shown = chat.wait_for("interrupted; /retry asks again")
+        assert "greet" not in shown
+        chat.prompt()
+        chat.type("next\r")
+        chat.wait_for("It is 3")
+        assert chat.log.wait(2)[1] == ["next"]
+
+
 def test_ctrl_c_ends_a_tool_that_hangs(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "hanging-tool", "--tools", TOOLS, "--allow-tool", "*") as chat:
         chat.prompt()

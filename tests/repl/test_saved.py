@@ -11,7 +11,7 @@ import pytest
 
 from nvcli.errors import UsageError
 from nvcli.protocol import parse_chat
-from nvcli.repl import store
+from nvcli.repl import command_files, store
 from nvcli.repl.session import Session
 from nvcli.repl.store import SessionFile, session_names, session_path
 from nvcli.types import FinishReason, Message, ToolCall
@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_once(typed: Typed, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(store, "replace_file", fail)
     ask(typed, "a")
-    assert "not saved: No space left on device" in typed.out.getvalue()
+    assert "No space left on device" in typed.out.getvalue()
     ask(typed, "b")
     assert "not saved" not in typed.out.getvalue()
 
@@ -175,3 +175,55 @@ def test_names_are_ordered_by_time(typed: Typed, folder: Path) -> None:
         os.utime(folder / f"{name}.jsonl", (1e9 - age, 1e9 - age))
     assert session_names() == ["new", "middle", "old"]
     assert store.latest_name() == "new"
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_name_that_cannot_be_written_loses_nothing(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(typed, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "replace_file", full_disk)
+        for line in ("/save second", "/fork second", "/fork second"):  # told each time
+            assert "error: the conversation is not saved in" in typed(line)
+    assert lines("first") == [["a", "One."]]
+    assert typed.shell.session.file is not None
+    assert typed.shell.session.file.name == "first"
+    assert typed("/save second") == "Saved as second.\n"
+    assert session_names() == ["second"]
+
+
+def test_half_a_line_of_a_full_disk_is_not_built_upon(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(typed, "a")
+
+    def half(path: Path, lines: list[str]) -> None:
+        with path.open("a") as out:
+            out.write(lines[0][:10])
+        full_disk()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_append", half)
+        ask(typed, "b")
+    ask(typed, "c")
+    assert [len(record) for record in lines("first")] == [2, 4, 6]
+
+
+def test_export_leaves_no_empty_file(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(typed, "a")
+    monkeypatch.setattr(command_files, "_text", full_disk)
+    assert "No space left" in typed(f"/export {tmp_path}/x.txt")
+    assert not (tmp_path / "x.txt").exists()
+
+
+def test_a_dangling_link_hides_no_session(typed: Typed, folder: Path) -> None:
+    ask(typed, "a")
+    (folder / "gone.jsonl").symlink_to(folder / "nowhere")
+    (folder / "folder.jsonl").mkdir()
+    assert session_names() == ["first"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import signal
 import stat
 import time
@@ -10,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from nvcli.repl import terminal
 from nvcli.repl.prompt import is_large, unquote_block
+from nvcli.repl.screen import Screen
+from nvcli.repl.session import Session
+from nvcli.repl.shell import Shell
+from tests.fakes import FakeLLM
 from tests.repl.driver import PtyChat
 
 PASTE = "\x1b[200~{}\x1b[201~"
@@ -219,6 +226,59 @@ def test_r18_sigterm_restores_the_terminal(tmp_path: Path, phase: str) -> None:
         assert termios.tcgetattr(chat.fd)[3] == before[3]
         assert chat.output.rfind("\x1b[?2004l") > chat.output.rfind("\x1b[?2004h")
         assert "Traceback" not in chat.output
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", chat.output)
+        assert plain.endswith("\n")  # the shell's prompt begins a line
+        if phase == "answer":
+            assert "1 2 3 4 5" in plain.rstrip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/file ~nosuch-user/x", "cannot read ~nosuch-user/x"),
+        ("look at @~nosuch-user/x", "stop"),  # it names no file, so it is text
+        ("/undo " + "9" * 5000, "/undo takes a number of turns"),
+        ("/branch " + "9" * 5000, "/branch takes a token's number"),
+        ("/edit", "the editor 'vi \"x' is no command"),
+        ("/export ~nosuch-user/x.md", "cannot write"),
+    ],
+)
+def test_no_line_ends_the_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
+) -> None:
+    monkeypatch.setenv("EDITOR", 'vi "x')
+    monkeypatch.delenv("VISUAL", raising=False)
+    with PtyChat(tmp_path, "plain") as chat:
+        chat.prompt()
+        chat.type("first\r")
+        chat.wait_for("stop")
+        chat.prompt()
+        chat.type(line + "\r")
+        chat.wait_for(message)
+        chat.prompt()
+        chat.type("\x15\x04")
+        assert chat.end() == 0
+
+
+def test_a_bug_in_a_command_does_not_end_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = iter(["/context", "/exit"])
+
+    class Prompt:
+        def __init__(self, *args: object, **more: object) -> None:
+            pass
+
+        def read(self, draft: str) -> tuple[str, str]:
+            return next(lines), ""
+
+    monkeypatch.setattr(terminal, "Prompt", Prompt)
+    out = io.StringIO()
+    shell = Shell(Session(FakeLLM()), Screen(out, out))
+    monkeypatch.setattr(shell.session.llm, "stats", lambda: 1 / 0)
+    terminal.converse(shell, io.StringIO())
+    assert "unexpected error: ZeroDivisionError" in out.getvalue()
+    assert shell.is_over
 
 
 @pytest.mark.parametrize(

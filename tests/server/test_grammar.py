@@ -355,3 +355,112 @@ def test_streams_of_constrained_answers_equal_their_bodies(served: Served) -> No
         )
         assert text == choice["message"]["content"]
         check(json.loads(text))
+
+
+# --- every combination -------------------------------------------------------------------------
+
+CHOICES: list[Any] = [
+    None,
+    "none",
+    "auto",
+    "required",
+    {"type": "function", "function": {"name": "wait"}},
+    *(
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {
+                "mode": mode,
+                "tools": [{"type": "function", "function": {"name": "look"}}],
+            },
+        }
+        for mode in ("auto", "required")
+    ),
+]
+FORMATS: list[Any] = [
+    None,
+    {"type": "text"},
+    {"type": "json_object"},
+    {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+]
+COMBINATIONS = [
+    {
+        "enable_thinking": thinks,
+        "tool_choice": choice,
+        "response_format": shape,
+        "parallel_tool_calls": is_parallel,
+    }
+    for thinks in (True, False)
+    for choice in CHOICES
+    for shape in FORMATS
+    for is_parallel in (True, False)
+]
+
+
+def check_combination(served: Served, fields: dict[str, Any], seed: int) -> None:
+    """What was asked for holds, and the stream is the body, to the last log-probability."""
+    choice, shape = fields["tool_choice"], fields["response_format"]
+    body = {
+        "model": MODEL,
+        "messages": USER,
+        "tools": TOOLS,
+        "max_tokens": 300,
+        "thinking_budget": 8,
+        "seed": seed,
+        "logprobs": True,
+        "top_logprobs": 2,
+        **fields,
+    }
+    whole = served.post("/v1/chat/completions", body)
+    assert whole.status_code == 200, whole.text
+    reply = whole.json()["choices"][0]
+    message, end = reply["message"], reply["finish_reason"]
+    calls = message.get("tool_calls") or []
+    mode = choice["type"] if isinstance(choice, dict) else choice
+    if mode == "allowed_tools":
+        mode = choice["allowed_tools"]["mode"]
+    if mode == "none":
+        assert not calls
+    if mode in ("required", "function") and end != "length":
+        assert calls
+        assert end == "tool_calls"
+    for made in calls if end != "length" else ():
+        assert isinstance(json.loads(made["function"]["arguments"]), dict)
+    if isinstance(choice, dict):
+        allowed = "wait" if choice["type"] == "function" else "look"
+        assert {made["function"]["name"] for made in calls} <= {allowed}
+    if not fields["parallel_tool_calls"]:
+        assert len(calls) <= 1
+    if end == "stop" and not calls and shape is not None and shape["type"] != "text":
+        assert isinstance(json.loads(message["content"]), dict)
+    content = ""
+    logprobs: list[Any] = []
+    ends, arguments = [], {}
+    for event in served.stream("/v1/chat/completions", body)[:-1]:
+        (part,) = event["choices"]
+        content += part["delta"].get("content") or ""
+        for call in part["delta"].get("tool_calls", ()):
+            known = arguments.get(call["index"], "")
+            arguments[call["index"]] = known + call["function"]["arguments"]
+        logprobs += (part["logprobs"] or {"content": []})["content"]
+        ends += [part["finish_reason"]] if part["finish_reason"] else []
+    assert content == (message["content"] or "")
+    assert list(arguments.values()) == [made["function"]["arguments"] for made in calls]
+    assert ends == [end]
+    others = reply["logprobs"]["content"]
+    assert [lp["bytes"] for lp in logprobs] == [lp["bytes"] for lp in others]
+    for one, other in zip(logprobs, others, strict=True):  # prompts from the cache round otherwise
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+    if "\ufffd" not in content:  # a random model also writes bytes that are no text
+        assert b"".join(bytes(lp["bytes"]) for lp in logprobs) == content.encode()
+
+
+@pytest.mark.parametrize("number", range(0, len(COMBINATIONS), 19))
+def test_combinations_of_thinking_tools_and_format(served: Served, number: int) -> None:
+    check_combination(served, COMBINATIONS[number], number)
+
+
+@pytest.mark.soak
+def test_every_combination_of_thinking_tools_and_format(served: Served) -> None:
+    for seed in range(3):
+        for fields in COMBINATIONS:
+            check_combination(served, fields, seed)

@@ -98,3 +98,65 @@ def test_files_that_are_none(tmp_path: Path, text: str) -> None:
         read_servers(path)
     with pytest.raises(UsageError, match="cannot read"):
         read_servers(tmp_path / "gone.json")
+
+
+ROUGH = """
+import json, os, sys
+def send(value):
+    sys.stdout.write(json.dumps(value) + "\\n")
+    sys.stdout.flush()
+for line in sys.stdin:
+    m = json.loads(line)
+    if m.get("method") == "initialize":
+        info = {"name": "rough", "version": "1"}
+        version = m["params"]["protocolVersion"]
+        result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    elif m.get("method") == "tools/list":
+        names = ("fine", "crash", "flood")
+        result = {"tools": [{"name": n, "inputSchema": {"type": "object"}} for n in names]}
+    elif m.get("method") == "tools/call":
+        name = m["params"]["name"]
+        if name == "crash":
+            os._exit(3)
+        while name == "flood":
+            sys.stdout.write("x" * 65536)
+        result = {"content": [{"type": "text", "text": "fine"}]}
+    elif "id" in m:
+        send({"jsonrpc": "2.0", "id": m["id"], "error": {"code": -32601, "message": "no"}})
+        continue
+    else:
+        continue
+    send({"jsonrpc": "2.0", "id": m["id"], "result": result})
+"""
+
+
+def test_a_server_that_crashes_or_floods_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nvcli.tools.mcp._PROBE_TIMEOUT_S", 1.0)
+    script = tmp_path / "rough.py"
+    script.write_text(ROUGH)
+    path = write(tmp_path / "mcp.json", {"r": {"command": sys.executable, "args": [str(script)]}})
+    with Toolbox(open_servers(path, warn=lambda text: None), timeout_s=3) as box:
+        assert box.call("fine", "{}").text == "fine"
+        assert box.call("crash", "{}").is_error
+        assert box.call("fine", "{}").text == "fine"
+        assert box.call("flood", "{}").text == "error: it did not answer in 3 s and was ended"
+        assert box.call("fine", "{}").text == "fine"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"command": "x", "args": "y"}, "args must be a list of texts"),
+        ({"command": ["x"]}, "command must be a text"),
+        ({"command": "x", "env": ["A=1"]}, "env must hold texts by name"),
+        ({"command": "x", "cwd": 3}, "cwd must be a text"),
+        ({"url": "http://x", "type": "sse"}, "type 'sse' is not supported here, only http"),
+        ({"command": "x", "type": "http"}, "type 'http' is not supported here, only stdio"),
+        ({"url": "http://x", "headers": {"a": ["b"]}}, "headers must hold texts by name"),
+    ],
+)
+def test_entries_that_cannot_be_used_are_named(tmp_path: Path, entry: object, message: str) -> None:
+    with pytest.raises(UsageError, match=f"server x: {message}"):
+        read_servers(write(tmp_path / "mcp.json", {"x": entry}))
