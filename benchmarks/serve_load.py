@@ -9,6 +9,9 @@ streams over HTTP (completions, token ids in, one event a token), from a client 
 output runs to its length; each pass has prompts of its own. With `--seconds` no pass begins after
 that time (loading counted), but each number of streams gets one.
 
+With `--simulated MS` there is no device: steps take that long and the host is all there is to see.
+The row then has what a streamed token costs in CPU time, in the server's process and the engine's.
+
 Prints a card to standard error; the row goes to `benchmarks/results/` and to standard output.
 """
 
@@ -46,6 +49,9 @@ def arguments() -> argparse.Namespace:
         "--switch", type=float, nargs="+", default=[0.005], help="seconds between thread switches"
     )
     parser.add_argument("--engine", choices=["process", "thread"], default="process")
+    parser.add_argument(
+        "--simulated", type=float, metavar="MS", help="a device that takes so long a step"
+    )
     parser.add_argument("--client", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -148,8 +154,24 @@ def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
     return [[draw.randrange(97, 123) for _ in range(length)] for _ in range(count)]
 
 
+def cpu_seconds(engine_pid: int | None) -> tuple[float, float]:
+    """CPU time so far of this process and of the engine's, where it has one."""
+    own = time.process_time()
+    if engine_pid is None:
+        return own, own
+    fields = Path(f"/proc/{engine_pid}/stat").read_text().rpartition(")")[2].split()
+    return own, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def one_pass(
-    llm: Any, params: Any, args: argparse.Namespace, *, count: int, port: int, seed: int
+    llm: Any,
+    params: Any,
+    args: argparse.Namespace,
+    *,
+    count: int,
+    port: int,
+    seed: int,
+    engine_pid: int | None,
 ) -> dict[str, Any]:
     """The in-process batch, then the same number of streams over HTTP."""
     began = time.perf_counter()
@@ -157,6 +179,7 @@ def one_pass(
     seconds = time.perf_counter() - began
     tokens = sum(output.usage.completion_tokens for output in outputs)
     prompts = prompts_of(count, args.input, seed + 1)
+    cpu_before = cpu_seconds(engine_pid)
     spec = {"model": "m", "port": port, "prompts": prompts, "output": args.output}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.serve_load", "--client", "1"],
@@ -167,6 +190,10 @@ def one_pass(
         env={**os.environ},
     )
     http = json.loads(done.stdout)
+    cpu = [
+        after - before for before, after in zip(cpu_before, cpu_seconds(engine_pid), strict=True)
+    ]
+    num_tokens = count * args.output
     row = {
         "streams": count,
         "batch_tokens_per_s": round(tokens / seconds, 1),
@@ -174,6 +201,8 @@ def one_pass(
         "ttft_ms": http["ttft_ms"],
         "gap_ms": http["gap_ms"],
         "events": http["events"],
+        "server_us_per_token": round(cpu[0] / num_tokens * 1e6, 1),
+        "engine_us_per_token": round(cpu[1] / num_tokens * 1e6, 1),
     }
     row["ratio"] = round(row["http_tokens_per_s"] / row["batch_tokens_per_s"], 4)
     return row
@@ -187,12 +216,13 @@ def main() -> None:
     import uvicorn
 
     from benchmarks.rows import write_row
+    from benchmarks.simulated import install
     from nvcli.config import EngineConfig
     from nvcli.llm import LLM
     from nvcli.server.app import create_app
     from nvcli.server.config import ServerConfig
     from nvcli.server.http_protocol import GuardedProtocol
-    from nvcli.server.remote_engine import RemoteEngine
+    from nvcli.server.remote_engine import WORKER, RemoteEngine
     from nvcli.server.run import listen
 
     started = time.perf_counter()
@@ -207,8 +237,14 @@ def main() -> None:
             max_num_seqs=max(args.streams),
             memory_utilization=0.4,  # two engines, of which one rests
         )
+        worker = WORKER
+        if args.simulated is not None:
+            install(args.simulated * 1e-3, 0)
+            os.environ["NVCLI_SIMULATED_MS"] = str(args.simulated)
+            worker = "benchmarks.simulated_worker"
         llm = LLM(config=engine_config)
-        served = RemoteEngine(engine_config) if args.engine == "process" else llm
+        is_apart = args.engine == "process"
+        served = RemoteEngine(engine_config, worker=worker) if is_apart else llm
     app = create_app(ServerConfig(served_model_names=("m",)), served)
     listener = listen(ServerConfig(port=0)).socket
     config = uvicorn.Config(
@@ -244,7 +280,8 @@ def main() -> None:
             continue
         sys.setswitchinterval(switch)
         seed += 2
-        row = one_pass(llm, params, args, count=count, port=port, seed=seed)
+        where = {"port": port, "engine_pid": getattr(served, "pid", None)}
+        row = one_pass(llm, params, args, count=count, seed=seed, **where)
         row["switch_s"] = switch
         print(json.dumps(row), file=sys.stderr, flush=True)
         if counts:

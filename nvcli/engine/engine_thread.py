@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import logging
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nvcli")
 
 Sink = Callable[[list[RequestOutput]], None]
+
+# How long another thread may keep the interpreter while the engine's wants it. Python's 5 ms are
+# longer than a step on a GPU, which would wait for its next one meanwhile.
+SWITCH_INTERVAL_S = 0.5e-3
 
 
 _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
@@ -48,6 +53,7 @@ class EngineThread:
         self._lock = threading.Lock()  # orders submit against the end of the thread
         self._error: EngineClosedError | None = None
         self._is_closing = False
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         self._thread = threading.Thread(target=self._run, name="nvcli-engine", daemon=True)
         self._thread.start()
         _running.add(self)

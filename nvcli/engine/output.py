@@ -5,7 +5,8 @@ The core hands over updates: a sequence and its new token ids. For each sequence
 this module joins its deltas with usage, logprobs and times into `RequestOutput`s.
 
 A request that nobody streams and that no text can end costs nothing per token: its ids are routed
-once, when it finishes.
+once, when it finishes. Where many stream, what is new of each goes out in fewer, larger pieces: the
+readers could not take more, and making them would take the time of the next step.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
     from nvcli.text import OutputRouter, RouterDelta
 
 
+UNPACED_STREAMS = 16  # so many get every token at once
+PIECES_PER_S = (
+    16_000  # of all streams together beyond: about half of what an HTTP process can write
+)
+
+
 @dataclass(slots=True)
 class OutputState:
     """What is still to be handed out for one sequence."""
@@ -53,17 +60,13 @@ class OutputState:
     constraint: Constraint | None = None
     num_routed_tokens: int = 0
     thinking_budget: int | None = None
+    next_piece: float = 0.0  # when a stream that may wait is due
 
     @property
-    def is_lazy(self) -> bool:
-        """Whether its ids may stay unrouted until it finishes."""
+    def may_wait(self) -> bool:
+        """Whether nothing that comes next depends on its text, so that ids may stay unrouted."""
         params = self.seq.params
-        return (
-            not self.is_streaming
-            and not params.stop
-            and self.thinking_budget is None
-            and self.constraint is None
-        )
+        return not params.stop and self.thinking_budget is None and self.constraint is None
 
     def add(self, delta: RouterDelta) -> None:
         if delta.text:
@@ -82,6 +85,7 @@ class OutputProcessor:
     def __init__(self) -> None:
         self._states: dict[int, OutputState] = {}
         self._outputs: list[RequestOutput] = []
+        self._num_streaming = 0
 
     def attach(self, core: EngineCore) -> None:
         """The core whose updates come here, and whose sequences may be ended from here."""
@@ -100,6 +104,7 @@ class OutputProcessor:
             seq.gate = budget
         state = self._states[seq.seq_id] = OutputState(seq, router, is_streaming)
         state.thinking_budget = budget
+        self._num_streaming += is_streaming
         if grammar is not None:
             assert router is not None, "a grammar needs a tokenizer, and so a router"
             state.constraint = grammar.start(router)
@@ -121,6 +126,9 @@ class OutputProcessor:
         return outputs
 
     def consume(self, updates: Seq[Update]) -> None:
+        now, interval = 0.0, 0.0  # between two pieces of a stream
+        if self._num_streaming > UNPACED_STREAMS:
+            now, interval = self._core.clock(), self._num_streaming / PIECES_PER_S
         for update in updates:
             state = self._states[update.seq.seq_id]
             state.token_ids.extend(update.token_ids)
@@ -130,8 +138,20 @@ class OutputProcessor:
             state.pooled = update.pooled or state.pooled
             if update.finish_reason is not None:
                 self._end(state, update.finish_reason, update.error)
-            elif update.token_ids and not state.is_lazy:
+            elif update.token_ids and not self._waits(state, now, interval):
                 self._route(state)
+
+    @staticmethod
+    def _waits(state: OutputState, now: float, interval: float) -> bool:
+        """Whether the ids stay where they are for now."""
+        if not state.may_wait:
+            return False
+        if state.is_streaming:
+            if now < state.next_piece:
+                return True
+            state.next_piece = now + interval
+            return False
+        return True
 
     def _route(self, state: OutputState) -> None:
         seq, router = state.seq, state.router
@@ -157,6 +177,12 @@ class OutputProcessor:
         """Route output ids up to `end`; ids behind a stop string are cut off."""
         seq, router = state.seq, state.router
         assert router is not None
+        if state.may_wait and seq.params.logprobs is None:
+            delta = router.feed_run(seq.output_token_ids[state.num_routed_tokens : end])
+            if delta is not None:
+                state.num_routed_tokens = end
+                state.add(delta)
+                return
         while state.num_routed_tokens < end and router.stop is None:
             token_id = seq.output_token_ids[state.num_routed_tokens]
             state.num_routed_tokens += 1
@@ -226,6 +252,7 @@ class OutputProcessor:
             except NvcliError as text_error:
                 reason, error = FinishReason.ERROR, text_error
         self._emit(state, reason, error)
+        self._num_streaming -= state.is_streaming
         del self._states[seq.seq_id]
 
     def _emit(

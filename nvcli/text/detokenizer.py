@@ -55,6 +55,17 @@ class IncrementalDetokenizer:
             return ""
         return self._decoder.decode(data)
 
+    def feed_run(self, token_ids: Sequence[int]) -> str:
+        """The text of `feed` of each, joined. Raises `RequestError` for an unknown id and is then
+        as before the call."""
+        vocabulary, skips = self._vocabulary, self._skip_special_tokens
+        parts = [
+            vocabulary.token_bytes(token_id)
+            for token_id in token_ids
+            if not (skips and vocabulary.is_special(token_id))
+        ]
+        return self._decoder.decode(b"".join(parts))
+
     def finish(self) -> str:
         """The held tail, and a fresh start."""
         tail = self._decoder.decode(b"", True)
@@ -94,6 +105,10 @@ class StopMatcher:
         self._state = self._root
         self._held = ""  # always the last `_state.depth` characters of the text so far
         self._stopped = False
+
+    @property
+    def has_stops(self) -> bool:
+        return bool(self._root.children)
 
     def feed(self, text: str) -> StopPiece:
         """What of `text`, and of what was held before it, may be shown now."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from nvcli.errors import RequestError
 from nvcli.text.detokenizer import IncrementalDetokenizer, StopMatcher
 from nvcli.text.tool_formats import TOOL_FORMATS, CallStatus
 from nvcli.text.trimmers import ContentTrimmer, ReasoningTrimmer
@@ -203,6 +204,23 @@ class OutputRouter:
             return _NOTHING
         self._text(text)
         return self._delta.take(self._content.stop)
+
+    def feed_run(self, token_ids: Sequence[int]) -> RouterDelta | None:
+        """What `feed` of each, joined, would give, for a fraction of the time; None, and nothing
+        done, where it takes `feed`: markup, reasoning, calls, stop strings, or an unknown id.
+        """
+        is_plain = self.state is RouterState.CONTENT and self._content.is_plain
+        if not is_plain or not self._tags[self.state].isdisjoint(token_ids):
+            return None
+        try:
+            text = self._detokenizer.feed_run(token_ids)
+        except RequestError:
+            return None
+        self.num_tokens += len(token_ids)
+        if not text:
+            return _NOTHING
+        self._text(text)
+        return self._delta.take(None)
 
     def finish(self, reason: FinishReason = FinishReason.STOP) -> RouterDelta:
         """The held rest. `finish_reason` is `reason`, or TOOL_CALLS where the output stopped by

@@ -44,6 +44,11 @@ class ContentTrimmer:
         self._trailing = ""  # newlines that a tag may follow
         self._has_text = False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether text may come in pieces of any size: there are no stop strings to end at."""
+        return self.stop is None and not self._matcher.has_stops
+
     def feed(self, text: str, *, may_stop: bool = True) -> str:
         if self._is_after_tag:
             rest = text.lstrip("\n")

@@ -349,3 +349,39 @@ def test_closing_the_thinking_of_an_answer_changes_nothing(tokenizer: Tokenizer)
     while engine.has_unfinished:
         outputs += engine.step()
     assert fold_outputs(outputs).text == "abc"
+
+
+# --- many streams --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_streams", [4, 40])
+def test_many_streams_get_larger_pieces_and_lose_nothing(
+    tokenizer: Tokenizer, num_streams: int
+) -> None:
+    moments = iter(range(1, 1_000_000))
+    texts = [
+        tokenizer.encode(f"no. {i}: naïve 😀 text, and more") for i in range(num_streams)
+    ]
+    engine = make_engine(
+        tokenizer, lambda prompt: texts[prompt[1]], max_num_seqs=64, num_blocks=2000
+    )
+    engine._core.clock = lambda: next(moments) * 1e-6
+    requests = [
+        Request(
+            request_id=str(i),
+            prompt_token_ids=[1, i],
+            params=SamplingParams(max_tokens=len(texts[i]), temperature=0),
+        )
+        for i in range(num_streams)
+    ]
+    deltas = run(engine, *requests)
+    pieces = 0
+    for i, text in enumerate(texts):
+        found = deltas[(str(i), 0)]
+        whole = fold_outputs(found)
+        assert whole.token_ids == tuple(text)
+        assert whole.text == tokenizer.decode(text)
+        assert len(found[0].token_ids) == 1, "the first token does not wait"
+        pieces += len(found)
+    tokens = sum(map(len, texts))
+    assert pieces == tokens if num_streams == 4 else pieces < tokens / 2

@@ -720,3 +720,46 @@ def test_any_json_arguments_pass_unchanged(
     result = run(call("f", arguments), places)
     assert result.named == [("f", arguments)]
     assert result.finish_reason is TOOL_CALLS
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_run_of_ids_gives_what_they_give_one_by_one(data: st.DataObject) -> None:
+    pieces = Pieces()
+    parts = data.draw(
+        st.lists(st.one_of(st.text(max_size=8), st.sampled_from(TAGS)), max_size=8), label="parts"
+    )
+    places = data.draw(st.lists(st.integers(0, 20), max_size=6), label="cuts")
+    ids = pieces.cut("".join(parts), places)
+    options = {
+        "parse_reasoning": data.draw(st.booleans(), label="parse_reasoning"),
+        "parse_tools": data.draw(st.booleans(), label="parse_tools"),
+        "stop": data.draw(st.sampled_from([(), ("a",)]), label="stop"),
+        "make_call_id": lambda: "call",
+    }
+    one_by_one, in_runs = OutputRouter(pieces, **options), OutputRouter(pieces, **options)
+    left = list(ids)
+    while left:
+        run = left[: data.draw(st.integers(1, 5), label="run")]
+        left = left[len(run) :]
+        wanted = [one_by_one.feed(token_id) for token_id in run]
+        delta = in_runs.feed_run(run)
+        found = [in_runs.feed(token_id) for token_id in run] if delta is None else [delta]
+        assert "".join(d.text for d in found) == "".join(d.text for d in wanted)
+        assert "".join(d.reasoning or "" for d in found) == "".join(
+            d.reasoning or "" for d in wanted
+        )
+        assert in_runs.state is one_by_one.state
+        assert in_runs.num_tokens == one_by_one.num_tokens
+    assert in_runs.finish().text == one_by_one.finish().text
+
+
+def test_a_run_with_an_unknown_id_does_nothing() -> None:
+    pieces = Pieces()
+    router = OutputRouter(pieces, parse_reasoning=False)
+    ids = pieces.cut("abc", [1])
+    assert router.feed_run([*ids, 10_000]) is None
+    assert router.num_tokens == 0
+    delta = router.feed_run(ids)
+    assert delta is not None
+    assert delta.text == "abc"
