@@ -1,12 +1,15 @@
-"""`nvcli bench serve` and guidellm on one server at the same time, at the same load.
+"""`nvcli bench serve` and guidellm on one server, at the same load.
 
     python -m benchmarks.agreement --guidellm VENV/bin/guidellm
+    python -m benchmarks.agreement --guidellm VENV/bin/guidellm --how turns -c 4
     python -m benchmarks.agreement --guidellm VENV/bin/guidellm --server stub
 
-guidellm comes from an environment of its own. Both run closed loops of `-c` on one server: what the
-machine does meanwhile, both see. Of both only the requests count that were sent in the steady
-window of `bench serve`. `--server stub` is the stub of nvcli with a known timetable: first token
-after 20 ms, then one every 5 ms. One row is appended to `results/agreement.jsonl`.
+guidellm comes from an environment of its own. Both run closed loops of `-c`. `--how together`: at
+the same time, what the machine does meanwhile both see; of both only the requests count that were
+sent in the steady window of `bench serve`. `--how turns`: one after another, each beside what the
+server itself saw meanwhile (its histograms), so that what is left is the client's. `--server stub`
+is the stub of nvcli with a known timetable: first token after 20 ms, then one every 5 ms. One row
+is appended to `results/agreement.jsonl`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -73,6 +78,32 @@ def wait_for_load(url: str, process: subprocess.Popen[bytes], kind: str) -> None
     raise SystemExit("guidellm sent nothing")
 
 
+def seen_by_server(url: str) -> dict[str, tuple[float, float]]:
+    """(sum in ms, count) of its histograms until now."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = {}
+    for name in ("time_to_first_token", "e2e_request_latency"):
+        pair = []
+        for part in ("sum", "count"):
+            match = re.search(rf"^nvcli:{name}_seconds_{part}\{{[^}}]*\}} (\S+)", text, re.M)
+            pair.append(float(match.group(1)) if match else 0.0)
+        found[name] = (pair[0] * 1e3, pair[1])
+    return found
+
+
+def with_server(url: str, client: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """The client's means beside the server's of the same time."""
+    after = seen_by_server(url)
+    for name, ours in (("time_to_first_token", "ttft_ms"), ("e2e_request_latency", "e2e_ms")):
+        count = after[name][1] - before[name][1]
+        server = (after[name][0] - before[name][0]) / count if count else None
+        client[f"server_{ours}"] = server
+        if server is not None and client[ours] is not None:
+            client[f"outside_{ours}"] = client[ours] - server
+    return client
+
+
 def run_ours(args: argparse.Namespace, url: str, folder: Path) -> tuple[dict[str, Any], Path]:
     command = [
         sys.executable, "-m", "nvcli", "bench", "serve", url, "-c", str(args.concurrency),
@@ -98,6 +129,8 @@ def theirs(report: Path, start: float, end: float) -> dict[str, Any]:
     """Their own numbers of the requests that were sent in the window."""
     (run,) = json.loads(report.read_text())["benchmarks"]
     every = run["requests"]["successful"]
+    if math.isinf(start):  # all of them
+        start, end = run["start_time"], run["end_time"]
     mine = [r for r in every if start <= r["request_start_time"] <= end]
     ended = [r for r in every if start < r["request_end_time"] <= end]
 
@@ -131,9 +164,36 @@ def ours(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def together(
+    args: argparse.Namespace, url: str, folder: Path
+) -> tuple[dict[str, dict[str, Any]], float]:
+    if args.server == "stub":
+        args.duration += 15  # how long it takes to start is not known there
+    process = start_guidellm(args, url, folder / "theirs.json")
+    wait_for_load(url, process, args.server)
+    report, path = run_ours(args, url, folder)
+    process.wait(timeout=300)
+    start, end = window_of(path, report)
+    found = {"bench": ours(report), "guidellm": theirs(folder / "theirs.json", start, end)}
+    return found, end - start
+
+
+def in_turns(
+    args: argparse.Namespace, url: str, folder: Path
+) -> tuple[dict[str, dict[str, Any]], float]:
+    before = seen_by_server(url)
+    start_guidellm(args, url, folder / "theirs.json").wait(timeout=300)
+    guidellm = theirs(folder / "theirs.json", -math.inf, math.inf)
+    guidellm = with_server(url, guidellm, before)
+    before = seen_by_server(url)
+    report, _ = run_ours(args, url, folder)
+    return {"bench": with_server(url, ours(report), before), "guidellm": guidellm}, args.duration
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--guidellm", required=True, help="its executable")
+    parser.add_argument("--how", choices=("together", "turns"), default="together")
     parser.add_argument("--server", choices=("nvcli", "stub"), default="nvcli")
     parser.add_argument("-c", "--concurrency", type=int, default=2, help="of each")
     parser.add_argument("--in-len", type=int, default=128)
@@ -143,14 +203,11 @@ def main() -> None:
     version = subprocess.run([args.guidellm, "--version"], capture_output=True, text=True)
     with tempfile.TemporaryDirectory() as name, server(args.server) as url:
         folder = Path(name)
-        if args.server == "stub":
-            args.duration += 15  # how long it takes to start is not known there
-        process = start_guidellm(args, url, folder / "theirs.json")
-        wait_for_load(url, process, args.server)
-        report, path = run_ours(args, url, folder)
-        process.wait(timeout=300)
-        start, end = window_of(path, report)
-        found = {"bench": ours(report), "guidellm": theirs(folder / "theirs.json", start, end)}
+        if args.how == "turns":
+            assert args.server == "nvcli", "the stub keeps no histograms"
+            found, width = in_turns(args, url, folder)
+        else:
+            found, width = together(args, url, folder)
     ratios = {
         k: found["guidellm"][k] / v
         for k in ("ttft_ms", "tpot_ms", "e2e_ms", "requests_per_s")
@@ -163,7 +220,8 @@ def main() -> None:
         "concurrency_each": args.concurrency,
         "in_len": args.in_len,
         "out_len": args.out_len,
-        "window_s": end - start,
+        "how": args.how,
+        "window_s": width,
         "timetable_ms": STUB if args.server == "stub" else None,
     }
     peer = version.stdout.strip().replace("version: ", "")

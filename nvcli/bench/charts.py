@@ -42,7 +42,7 @@ def draw(summaries: Sequence[Summary]) -> Any:
     _draw_time(axes[1][1], summary)
     if len(curve) > 1:
         _draw_sweep(axes[2][0], curve)
-        _draw_tradeoff(axes[2][1], curve)
+        _draw_tradeoff(axes[2][1], curve, summary.json["goodput"]["slo_ms"])
     return figure
 
 
@@ -183,6 +183,8 @@ def _draw_sweep(axis: Any, points: Sequence[dict[str, Any]]) -> None:
         if fitted.knee is not None and fitted.knee <= max(n):
             axis.axvline(fitted.knee, ls=":", color="gray", label="knee")
     axis.set_xscale("log")
+    axis.set_xticks(n, [f"{v:.0f}" for v in n])
+    axis.set_xticks([], minor=True)
     axis.set_ylim(0, 1.25 * max(x))
     axis.set_xlabel("in flight")
     axis.set_ylabel("req/s")
@@ -190,11 +192,13 @@ def _draw_sweep(axis: Any, points: Sequence[dict[str, Any]]) -> None:
     axis.legend(fontsize=7)
 
 
-def _draw_tradeoff(axis: Any, points: Sequence[dict[str, Any]]) -> None:
+def _draw_tradeoff(axis: Any, points: Sequence[dict[str, Any]], limits: dict[str, float]) -> None:
     for name in ("e2e", "ttft"):
         known = [(p["X"], p[name]) for p in points if p[name] and math.isfinite(p[name])]
         if known:
-            axis.plot(*zip(*known, strict=True), "o-", label=name)
+            (line,) = axis.plot(*zip(*known, strict=True), "o-", label=name)
+            if limits.get(name, math.inf) < 3 * max(y for _, y in known):
+                axis.axhline(limits[name], ls="--", color=line.get_color(), label=f"{name} limit")
     axis.set_xlabel("req/s")
     axis.set_ylabel("ms")
     axis.set_title("latency against throughput")

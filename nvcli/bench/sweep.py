@@ -113,16 +113,16 @@ def _row(summary: Summary) -> dict[str, Any]:
 
 def table(result: SweepResult) -> list[str]:
     lines = [
-        f"{'load':32}{'L':>7}{'req/s':>9}{'tok/s':>9}{'ttft p50':>10}{'p99':>8}{'tpot p50':>10}"
+        f"{'load':24}{'L':>6}{'req/s':>8}{'tok/s':>8}{'ttft p50':>9}{'p99':>8}{'tpot p50':>9}"
         f"{'e2e p99':>9}{'goodput':>9}{'model':>7}  little"
     ]
     for r in result.rows:
         mark = "✔" if r["little"] == "good" else "✘"
         good = percent(r["goodput_share"]) if r["has_slo"] else "–"
         lines.append(
-            f"{r['load']:32}{number(r['L']):>7}{number(r['requests_per_s']):>9}"
-            f"{number(r['output_tokens_per_s']):>9}{number(r['ttft_p50_ms']):>10}"
-            f"{number(r['ttft_p99_ms']):>8}{number(r['tpot_p50_ms']):>10}"
+            f"{r['load']:24}{number(r['L']):>6}{number(r['requests_per_s']):>8}"
+            f"{number(r['output_tokens_per_s']):>8}{number(r['ttft_p50_ms']):>9}"
+            f"{number(r['ttft_p99_ms']):>8}{number(r['tpot_p50_ms']):>9}"
             f"{number(r['e2e_p99_ms']):>9}{good:>9}{number(r['model_ratio']):>7}  {mark}"
             + ("" if r["sound"] else " unsound")
         )

@@ -9,7 +9,7 @@ import typer  # noqa: TC002 - Typer reads the annotations
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bench_bundles import ClientOptions, EngineOptions, OutputOptions, WorkloadOptions  # noqa: TC001
-from nvcli.cli.bench_shared import check_positive, finish, print_lines
+from nvcli.cli.bench_shared import check_positive, check_schedule, finish, print_lines
 from nvcli.cli.bench_target import client_options, measure, target_of
 from nvcli.cli.bundles import bundled
 from nvcli.cli.console import print_text
@@ -93,6 +93,8 @@ def serve(
     point = Point(concurrency=concurrency, rate=rate, num_requests=requests, until_ci=until_ci)
     usual = SERVE_S if until_ci is None else LONGEST_S
     point.duration_s = duration or (None if requests or trace else usual)
+    if rate is not None:
+        check_schedule(rate, point.duration_s, requests)
     if trace is not None:
         from nvcli.bench.traces import read_trace
 
@@ -136,6 +138,9 @@ def sweep(
     from nvcli.bench.sweep import ladder
 
     seconds = duration or RUNG_S
+    for rung in rates or ():
+        check_schedule(rung, seconds, None)
+    check_positive(concurrency=max(concurrencies or [1]))
     with target_of(url, client.served_model_name, engine, screen) as target:
         points = [Point(rate=r, duration_s=seconds) for r in rates or ()]
         for point in points:

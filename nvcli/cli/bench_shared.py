@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING
 
 from nvcli.cli.console import print_text
@@ -21,10 +22,26 @@ if TYPE_CHECKING:
     from nvcli.repl.screen import Screen
 
 
+MOST = {"concurrency": 100_000, "repeat": 10_000, "max_num_seqs": 1_000_000}
+MOST_REQUESTS = 20_000_000  # an open loop's schedule is made before the start
+
+
 def check_positive(**values: float | None) -> None:
     for name, value in values.items():
-        if value is not None and value <= 0:
-            raise UsageError(f"--{name.replace('_', '-')} must be over 0", param=name)
+        if value is None:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if not 0 < value < math.inf:
+            raise UsageError(f"{flag} must be over 0", param=name)
+        if value > (most := MOST.get(name, math.inf)):
+            raise UsageError(f"{flag} must be at most {most:,}", param=name)
+
+
+def check_schedule(rate: float, seconds: float | None, requests: int | None) -> None:
+    """Raises `UsageError` for an open loop of more requests than a schedule can hold."""
+    number = requests if requests is not None else rate * (seconds or 0)
+    if number > MOST_REQUESTS:
+        raise UsageError(f"more than {MOST_REQUESTS:,} requests in one open loop", param="rate")
 
 
 @contextlib.contextmanager
