@@ -34,7 +34,8 @@ def open_tools(options: ChatOptions, screen: Screen, stack: contextlib.ExitStack
     if options.mcp is not None:
         from nvcli.tools.mcp import open_servers
 
-        for server in open_servers(options.mcp, screen.warn):
+        taken = [spec.name for source in sources for spec in source.specs]
+        for server in open_servers(options.mcp, screen.warn, taken):
             stack.callback(server.close)
             sources.append(server)
     box = Toolbox(sources)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nvcli.types import FinishReason, RequestOutput
@@ -45,6 +47,13 @@ def startup_lines(report: Startup) -> list[str]:
 
 def context_meter(used: int, limit: int) -> str:
     return f"ctx {short_count(used)}/{short_count(limit)} ({100 * used / max(limit, 1):.0f} %)"
+
+
+def ended_now(output: RequestOutput) -> RequestOutput:
+    """An interrupted answer, which nobody else gives an end: so that it has a speed as well."""
+    if output.times is None or output.times.finished is not None:
+        return output
+    return replace(output, times=replace(output.times, finished=time.monotonic()))
 
 
 def statistics_line(output: RequestOutput, limit: int, *, is_interrupted: bool = False) -> str:

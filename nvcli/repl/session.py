@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError, UsageError
 from nvcli.repl.model import TokenModel
+from nvcli.repl.numbers import ended_now
 from nvcli.repl.screen import repair
 from nvcli.repl.settings import parse_setting
 from nvcli.repl.store import SessionFile
@@ -159,7 +160,8 @@ class Session:
         finally:
             self.running = None
             if deltas:
-                turn.output = fold_outputs(deltas)
+                output = fold_outputs(deltas)
+                turn.output = ended_now(output) if turn.is_interrupted else output
             close = getattr(stream, "close", None)
             if close is not None:
                 close()

@@ -17,7 +17,7 @@ from nvcli.repl.command_turns import attach
 from nvcli.repl.commands import interpret, run_command
 from nvcli.repl.editor import edit_text
 from nvcli.repl.files import expand_mentions
-from nvcli.repl.numbers import SEPARATOR, context_meter, statistics_line
+from nvcli.repl.numbers import SEPARATOR, context_meter, ended_now, statistics_line
 from nvcli.repl.prompt import Prompt
 from nvcli.repl.render import AnswerRenderer, ThinkingView
 from nvcli.repl.screen import visible
@@ -97,6 +97,8 @@ def show_turn(
         finally:
             deltas.close()  # type: ignore[attr-defined]  # a generator: the request is aborted
         output = fold_outputs(received) if received else None
+        if output is not None and is_interrupted:
+            output = ended_now(output)
         if output is not None and not shell.is_streaming:
             renderer.feed(output)
         renderer.finish()

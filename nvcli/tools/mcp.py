@@ -20,7 +20,7 @@ from nvcli.errors import NvcliError, UsageError
 from nvcli.tools.toolbox import ToolError, ToolSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
 START_TIMEOUT_S = 30.0
 MAX_LISTED = 1000  # tools of one server; pages are read no further
@@ -30,8 +30,10 @@ _PROBE_TIMEOUT_S = 3.0
 T = TypeVar("T")
 
 
-def open_servers(path: Path, warn: Callable[[str], None]) -> list[McpServer]:
-    """Start or reach every server of the file.
+def open_servers(
+    path: Path, warn: Callable[[str], None], taken: Iterable[str] = ()
+) -> list[McpServer]:
+    """Start or reach every server of the file; names that are `taken` get the server's before.
 
     Raises `UsageError` for a file that is none, `NvcliError` for a server that does not answer.
     """
@@ -39,10 +41,10 @@ def open_servers(path: Path, warn: Callable[[str], None]) -> list[McpServer]:
     require_sdk()
     loop = McpLoop()
     servers: list[McpServer] = []
-    taken: set[str] = set()
+    names = set(taken)
     try:
         for name, entry in entries.items():
-            server = McpServer(name, entry, loop, taken)
+            server = McpServer(name, entry, loop, names)
             servers.append(server)
             if not server.specs:
                 warn(f"the MCP server {name} has no tools")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 
 from nvcli.errors import ContextLengthError, InvalidParameterError, UsageError
-from nvcli.repl.numbers import short_count, spaced, statistics_line
+from nvcli.repl.numbers import ended_now, short_count, spaced, statistics_line
 from nvcli.repl.session import Session
 from nvcli.types import FinishReason, Message, RequestOutput, RequestTimes, Usage
 from tests.fakes import FakeLLM, Reply
@@ -171,3 +174,12 @@ def test_statistics_line() -> None:
         "0 tok · ctx 0/100 (0 %) · interrupted"
     )
     assert spaced(1234567) == "1 234 567"
+
+
+def test_an_interrupted_answer_has_a_speed() -> None:
+    now = time.monotonic()
+    output = RequestOutput(
+        request_id="r", times=RequestTimes(now - 3, now - 3, now - 2), usage=Usage(4, 21)
+    )
+    assert "tok/s" not in statistics_line(output, 100, is_interrupted=True)
+    assert re.search(r"21 tok · \d+\.\d tok/s", statistics_line(ended_now(output), 100))

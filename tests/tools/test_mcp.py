@@ -76,6 +76,9 @@ def test_two_servers_with_one_name_and_a_disabled_one(tmp_path: Path) -> None:
     with Toolbox(open_servers(path, warn=lambda text: None)) as box:
         assert box.names == ["multiply", "fail", "hang", "b_multiply", "b_fail", "b_hang"]
         assert box.call("b_multiply", '{"a": 2, "b": 2}').text == "4"
+    path = write(tmp_path / "mcp.json", {"a": entry})
+    with Toolbox(open_servers(path, lambda text: None, ["fail"])) as box:  # a file's function
+        assert box.names == ["multiply", "a_fail", "hang"]
 
 
 def test_a_server_that_cannot_start_is_one_line(tmp_path: Path) -> None:
