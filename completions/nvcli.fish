@@ -159,6 +159,8 @@ complete -c nvcli -n '__nvcli_at '\''serve'\''' -l max-num-seqs -x -d 'Sequences
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l tensor-parallel-size -l tp -x -d 'GPUs that hold the model together (CPU: processes); default 1.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l load-format -x -a 'auto safetensors dummy' -d 'dummy fills random weights, for speed work without a download.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l enforce-eager -d 'Launch each kernel by itself, without CUDA graphs; to look for a fault.'
+complete -c nvcli -n '__nvcli_at '\''serve'\''' -l replicas -x -d 'Engines that share the work, each in a Ray actor; pip install '\''nvcli[ray]'\''.'
+complete -c nvcli -n '__nvcli_at '\''serve'\''' -l ray-address -x -d 'Of a running cluster; default: RAY_ADDRESS, or one on this machine.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l host -x -d 'Default: 127.0.0.1, this machine.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l port -x -d 'Default: 8000; 0: a free one.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l uds -r -F -d 'A Unix socket in place of host and port.'

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer  # noqa: TC002 - Typer reads the annotations of `serve`
 
-from nvcli.cli import options  # noqa: TC001
+from nvcli.cli import options
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.options import _FLOAT, _INT, _choice, _option
 from nvcli.config import DEFAULT_MODEL, EngineConfig
@@ -34,6 +34,7 @@ class ServeCommand(Command):
 nvcli serve                                     the built-in model on 127.0.0.1:8000
 nvcli serve -m Qwen/Qwen3-0.6B --port 9000      another model, another port
 nvcli serve --host 0.0.0.0 --api-key-file key   for other machines, with a key
+nvcli serve -m Qwen/Qwen3-8B --replicas 8       one address for eight GPUs, or a cluster's
 curl 127.0.0.1:8000/v1/models                   what it serves"""
 
 
@@ -248,6 +249,8 @@ def serve(
     tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     enforce_eager: options.EnforceEagerOpt = False,
+    replicas: options.ReplicasOpt = None,
+    ray_address: options.RayAddressOpt = None,
     host: HostOpt = "127.0.0.1",
     port: PortOpt = 8000,
     uds: UdsOpt = None,
@@ -315,13 +318,19 @@ def serve(
         allow_template=allow_request_template,
         enable_thinking=think,
     )
-    load = _loader(engine_config, screen, engine)
+    options.check_replicas(replicas, ray_address)
 
     def tell(text: str) -> None:
         """Also where no terminal is: a service's log wants these lines."""
         if not screen.is_quiet:
             screen.write_err(f"{text}\n")
 
+    if replicas is None:
+        load = _loader(engine_config, screen, engine)
+    elif engine is not EngineChoice.AUTO:
+        raise UsageError("--engine says where one engine runs, --replicas makes several in Ray")
+    else:
+        load = _replicas_loader(engine_config, screen, replicas, ray_address, tell)
     return run_server(config, load, note=tell, warn=screen.warn)
 
 
@@ -359,6 +368,30 @@ def _loader(
         if llm.is_demo:
             screen.note(DEMO_NOTICE)
         return llm
+
+    return load
+
+
+def _replicas_loader(
+    config: EngineConfig,
+    screen: Screen,
+    num_replicas: int,
+    address: str | None,
+    note: Callable[[str], None],
+) -> Callable[[], ServerEngine]:
+    """Raises `UsageError` at once where Ray is not installed."""
+    from nvcli.cluster.runtime import require_ray
+
+    require_ray()
+
+    def load() -> ServerEngine:
+        from nvcli.cli.chat import DEMO_NOTICE
+        from nvcli.cluster.replicated_engine import ReplicatedEngine
+
+        engine = ReplicatedEngine(config, num_replicas, address=address, note=note)
+        if engine.is_demo:
+            screen.note(DEMO_NOTICE)
+        return engine
 
     return load
 

@@ -1,8 +1,9 @@
 """One engine in a Ray actor.
 
-Ray makes the object, here or again on another node after a loss; the driver then asks it to load. A
-request comes as one call and its answer is the call's result, so a lost actor is a failed call, and
-the driver may make it again elsewhere: what a request says, its seed too, travels with it.
+Ray makes the object, here or again on another node after a loss; the driver then asks it to load.
+Requests come as calls without an answer; what the engine gives goes back with `poll`, of which the
+driver has one on its way at any time. So a lost actor is one failed call, at once, and the driver
+knows which requests it had: what a request says, its seed too, can be said again elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from nvcli.types import RequestOutput
 
 
+Group = tuple[str, list[tuple[Any, ...]]]  # a request's ticket, its packed outputs
+STATS_INTERVAL_S = 0.5
+
+
 class Replica:
     """All methods run in the actor's event loop; the engine has a thread of its own."""
 
@@ -32,46 +38,50 @@ class Replica:
         self._config = config
         self._load = load
         self._llm: Any = None
+        self._groups: list[Group] = []
 
     async def load(self) -> tuple[str, Any]:
         """(`loaded`, what was loaded) or (`failed`, the error). Loads once."""
         if self._llm is None:
+            self._loop = asyncio.get_running_loop()
+            self._has_groups = asyncio.Event()
             try:
                 self._llm = await asyncio.to_thread(self._load, self._config)
             except NvcliError as error:
                 return "failed", (type(error).__name__, error.message, error.hint)
         return "loaded", describe(self._llm)
 
-    async def answer(self, frame: bytes) -> list[tuple[Any, ...]]:
-        """A request, and its grammar where it has one -> its outputs, finished, packed."""
+    async def submit(self, ticket: str, frame: bytes) -> None:
+        """A request, and its grammar where it has one; its outputs come with `poll`."""
         request, spec = pickle.loads(frame)
-        loop = asyncio.get_running_loop()
-        answered: asyncio.Future[list[tuple[Any, ...]]] = loop.create_future()
-        packed: list[tuple[Any, ...]] = []
-
-        def collect(outputs: list[RequestOutput]) -> None:
-            packed.extend(pack_output(output) for output in outputs)
-            num_done = sum(output.is_finished for output in outputs)
-            remaining[0] -= num_done
-            if any(output.error_code == EngineClosedError.code for output in outputs):
-                os._exit(1)  # the engine is gone: Ray starts this actor again
-            if remaining[0] <= 0 and not answered.done():
-                answered.set_result(packed)
+        request.request_id = ticket
 
         def sink(outputs: list[RequestOutput]) -> None:
-            loop.call_soon_threadsafe(collect, outputs)
+            packed = [pack_output(output) for output in outputs]
+            is_over = any(output.error_code == EngineClosedError.code for output in outputs)
+            self._loop.call_soon_threadsafe(self._give, ticket, packed, is_over)
 
-        remaining = [request.params.n]
         try:
             if spec is not None:
                 request.grammar = self._llm.compile_grammar(spec)
             self._llm.submit(request, sink)
         except NvcliError as error:
-            collect(error_outputs(request.request_id, set(range(request.params.n)), error))
-        return await answered
+            sink(error_outputs(ticket, set(range(request.params.n)), error))
 
-    async def abort(self, request_id: str) -> None:
-        self._llm.abort(request_id)
+    def _give(self, ticket: str, packed: list[Any], is_over: bool) -> None:
+        if is_over:
+            os._exit(1)  # the engine is gone: Ray starts this actor again
+        self._groups.append((ticket, packed))
+        self._has_groups.set()
 
-    async def stats(self) -> tuple[Any, ...]:
-        return astuple(self._llm.stats())
+    async def poll(self) -> tuple[list[Group], tuple[Any, ...]]:
+        """What the engine has given since the last call, soon, and its statistics."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STATS_INTERVAL_S):
+                await self._has_groups.wait()
+        self._has_groups.clear()
+        groups, self._groups = self._groups, []
+        return groups, astuple(self._llm.stats())
+
+    async def abort(self, ticket: str) -> None:
+        self._llm.abort(ticket)

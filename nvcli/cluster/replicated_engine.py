@@ -1,9 +1,10 @@
 """Several engines as one: requests go to the replica with the fewest, and come back once.
 
-It has the interface of an engine as `nvcli batch` needs it. This process keeps every request until
-its answer is here. When a replica is lost, with its node or alone, what it had goes to the others
-and Ray starts it again where there is room. The same request gives the same answer on any replica,
-so nothing is lost and nothing comes twice.
+It has the interface of an engine as `nvcli batch` and `nvcli serve` need it. This process keeps
+every request until its answer is here. When a replica is lost, with its node or alone, what it had
+goes to the others and Ray starts it again where there is room. The same request gives the same
+answer on any replica, so nothing is lost and nothing comes twice. Only a stream of which something
+was handed out already ends with an error.
 
 A request that was aboard of two lost replicas is under suspicion: it runs again alone on a replica,
 and when that one is lost too, it was the request, which ends with an error.
@@ -11,17 +12,18 @@ and when that one is lost too, it was the request, which ends with an error.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import pickle
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvcli import errors
 from nvcli.cluster.replica import Replica
+from nvcli.cluster.routing import PREFIX_TOKENS, Call, Router, Slot
 from nvcli.cluster.runtime import connect, require_ray, resources_of
 from nvcli.engine.engine import EngineStats
 from nvcli.engine.engine_thread import error_outputs
@@ -37,39 +39,13 @@ if TYPE_CHECKING:
     from nvcli.config import EngineConfig
     from nvcli.engine.engine import Request
     from nvcli.engine.engine_thread import Sink
+    from nvcli.types import RequestOutput
 
 logger = logging.getLogger("nvcli")
 
 MAX_LOSSES = 2  # of replicas that a request was aboard of, before it runs alone
-PREFIX_TOKENS = 16  # requests that begin alike go to one replica, whose cache knows the prefix
-MAX_PREFIXES = 4096
+COUNTERS = ("num_preemptions", "num_queried_tokens", "num_hit_tokens")
 _RETRY_S = 1.0
-_STATS_S = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A request that has no answer yet."""
-
-    request_id: str
-    frame: bytes
-    sink: Sink
-    num_outputs: int
-    prefix: tuple[int, ...]
-    num_losses: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """A replica as this process sees it."""
-
-    index: int
-    actor: Any
-    is_up: bool = False
-    is_gone: bool = False  # for good
-    epoch: int = 0  # counts losses: what was sent before one says nothing about what is there now
-    calls: dict[str, _Call] = field(default_factory=dict)
-    suspect: _Call | None = None  # it runs alone here, or waits until it can
 
 
 class ReplicatedEngine(DescribedEngine):
@@ -97,12 +73,13 @@ class ReplicatedEngine(DescribedEngine):
         ray = self._ray = require_ray()
         self._note = note or logger.info
         self._lock = threading.RLock()
-        self._calls: dict[str, _Call] = {}
-        self._queue: deque[_Call] = deque()  # while no replica is up
-        self._suspects: deque[_Call] = deque()
-        self._prefixes: OrderedDict[tuple[int, ...], int] = OrderedDict()
+        self._calls: dict[str, Call] = {}
+        self._queue: deque[Call] = deque()  # while no replica is up
+        self._suspects: deque[Call] = deque()
+        self._tickets = itertools.count()
+        self._retired: Counter[str] = Counter()  # counted by replicas that are lost
         self._error: EngineClosedError | None = None
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._owns_cluster = connect(address)
         try:
             actor_class = ray.remote(Replica).options(
@@ -112,7 +89,7 @@ class ReplicatedEngine(DescribedEngine):
                 max_concurrency=100_000,  # the engine queues; a call is cheap
                 scheduling_strategy="SPREAD",
             )
-            self._slots = [_Slot(i, actor_class.remote(config, load)) for i in range(num_replicas)]
+            self._slots = [Slot(i, actor_class.remote(config, load)) for i in range(num_replicas)]
             infos = [self._loaded(ray.get(slot.actor.load.remote())) for slot in self._slots]
         except BaseException as error:
             self.close()
@@ -120,9 +97,11 @@ class ReplicatedEngine(DescribedEngine):
                 reason = (str(error).splitlines() or [""])[0]
                 raise EngineClosedError(f"a replica ended while loading: {reason}") from error
             raise
+        super().__init__(config, infos[0])
+        self._router = Router(slack=max(1, super().max_num_seqs // 4))
         for slot in self._slots:
             slot.is_up = True
-        super().__init__(config, infos[0])
+            self._poll(slot)
 
     @staticmethod
     def _loaded(answer: tuple[str, Any]) -> dict[str, Any]:
@@ -143,21 +122,24 @@ class ReplicatedEngine(DescribedEngine):
     def is_alive(self) -> bool:
         return self._error is None
 
+    @property
+    def max_num_seqs(self) -> int:
+        return len(self._slots) * super().max_num_seqs
+
+    @property
+    def num_up(self) -> int:
+        """Replicas that answer now."""
+        return sum(slot.is_up for slot in self._slots)
+
     def stats(self) -> EngineStats:
-        """The sum over the replicas that are up."""
+        """The sum over the replicas, half a second old at most; counters never fall."""
         with self._lock:
-            refs = [slot.actor.stats.remote() for slot in self._slots if slot.is_up]
-        found = []
-        for ref in refs:
-            with suppress(self._ray.exceptions.RayError):
-                found.append(EngineStats(*self._ray.get(ref, timeout=_STATS_S)))
-        if not found:
-            return self._stats
-        sums = {
-            name: sum(getattr(stats, name) for stats in found)
-            for name in EngineStats.__dataclass_fields__
-        }
-        return EngineStats(**sums | {"block_size": found[0].block_size})
+            found = [slot.stats for slot in self._slots if slot.stats is not None]
+            sums = {
+                name: sum(getattr(stats, name) for stats in found) + self._retired.get(name, 0)
+                for name in EngineStats.__dataclass_fields__
+            }
+        return EngineStats(**sums | {"block_size": self._stats.block_size})
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -165,12 +147,17 @@ class ReplicatedEngine(DescribedEngine):
         """Raises what `LLM.submit` raises."""
         self._checks.validate(request)
         grammar, request.grammar = request.grammar, None  # compiled again over there
-        is_streaming, request.is_streaming = request.is_streaming, False
         spec = None if grammar is None else grammar.spec
         frame = pickle.dumps((request, spec), pickle.HIGHEST_PROTOCOL)
-        request.grammar, request.is_streaming = grammar, is_streaming
-        prefix = tuple(request.prompt_token_ids[:PREFIX_TOKENS])
-        call = _Call(request.request_id, frame, sink, request.params.n, prefix)
+        request.grammar = grammar
+        call = Call(
+            request.request_id,
+            frame,
+            sink,
+            set(range(request.params.n)),
+            tuple(request.prompt_token_ids[:PREFIX_TOKENS]),
+            request.is_streaming,
+        )
         with self._lock:
             if self._error is not None:
                 raise EngineClosedError(self._error.message, hint=self._error.hint)
@@ -180,13 +167,17 @@ class ReplicatedEngine(DescribedEngine):
     def abort(self, request_id: str) -> None:
         """Its sink hears nothing more."""
         with self._lock:
-            if self._calls.pop(request_id, None) is None:
+            call = self._calls.pop(request_id, None)
+            if call is None:
                 return
             for slot in self._slots:
-                if slot.is_up and request_id in slot.calls:
-                    slot.actor.abort.remote(request_id)
+                if slot.calls.pop(call.ticket, None) is not None:
+                    slot.actor.abort.remote(call.ticket)
+                if slot.suspect is call:
+                    slot.suspect = None
+            self._go_on()
 
-    def _place(self, call: _Call) -> None:
+    def _place(self, call: Call) -> None:
         """Send it to a replica, or let it wait for one. Holds the lock."""
         if call.num_losses >= MAX_LOSSES:
             self._suspects.append(call)
@@ -196,31 +187,12 @@ class ReplicatedEngine(DescribedEngine):
         if not free:
             self._queue.append(call)
             return
-        slot = self._choose(free, call.prefix)
-        self._send(slot, call)
+        self._send(self._router.choose(free, call.prefix), call)
 
-    def _choose(self, free: list[_Slot], prefix: tuple[int, ...]) -> _Slot:
-        """The one that knows the prefix, unless another has much less to do."""
-        least = min(free, key=lambda slot: (len(slot.calls), slot.index))
-        known = self._prefixes.get(prefix)
-        chosen = least
-        for slot in free:
-            if slot.index == known and len(slot.calls) <= len(least.calls) + self._slack:
-                chosen = slot
-        self._prefixes[prefix] = chosen.index
-        self._prefixes.move_to_end(prefix)
-        if len(self._prefixes) > MAX_PREFIXES:
-            self._prefixes.popitem(last=False)
-        return chosen
-
-    @property
-    def _slack(self) -> int:
-        return max(1, self.max_num_seqs // 4)
-
-    def _send(self, slot: _Slot, call: _Call) -> None:
-        slot.calls[call.request_id] = call
-        future = slot.actor.answer.remote(call.frame).future()
-        future.add_done_callback(partial(self._on_answer, slot, slot.epoch, call))
+    def _send(self, slot: Slot, call: Call) -> None:
+        call.ticket = f"t{next(self._tickets)}"
+        slot.calls[call.ticket] = call
+        slot.actor.submit.remote(call.ticket, call.frame)
 
     def _place_suspects(self) -> None:
         """Each alone, on the replica with the least to finish before. Holds the lock."""
@@ -237,46 +209,68 @@ class ReplicatedEngine(DescribedEngine):
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def _on_answer(self, slot: _Slot, epoch: int, call: _Call, future: Future[Any]) -> None:
-        error = future.exception()
-        outputs = None
-        with self._lock:
-            if slot.calls.get(call.request_id) is call:
-                del slot.calls[call.request_id]
-            was_alone = slot.suspect is call
-            if was_alone:
-                slot.suspect = None
-            is_wanted = self._calls.get(call.request_id) is call and self._error is None
-            if error is None:
-                outputs = [unpack_output(call.request_id, item) for item in future.result()]
-            elif isinstance(error, self._ray.exceptions.RayActorError):
-                call.num_losses += 1
-                if slot.epoch == epoch:
-                    self._lose(slot, error)
-                if was_alone:
-                    lost = EngineError(
-                        f"the request ended its replica {call.num_losses} times, at last alone"
-                    )
-                    outputs = self._fail(call, lost)
-                elif is_wanted:
-                    is_wanted = False  # not yet
-                    self._place(call)
-            else:
-                reason = (str(error).splitlines() or [""])[-1].strip()
-                outputs = self._fail(call, EngineError(f"the replica failed: {reason}"))
-            if is_wanted:
-                del self._calls[call.request_id]
-            self._go_on()
-        if is_wanted and outputs is not None:
+    def _poll(self, slot: Slot) -> None:
+        future = slot.actor.poll.remote().future()
+        future.add_done_callback(partial(self._on_poll, slot))
+
+    def _on_poll(self, slot: Slot, future: Future[Any]) -> None:
+        try:
+            told = self._handle_poll(slot, future)
+        except Exception as error:  # a bug of ours, which Ray's thread would only log
+            logger.debug("the replicas' answers", exc_info=error)
+            with self._lock:
+                told = self._end(EngineClosedError(f"the engine stopped: {error!r}"))
+        for call, outputs in told:
             call.sink(outputs)
+        if future.exception() is None and self.is_alive:
+            self._poll(slot)  # only now, or what comes next might be told first
+
+    def _handle_poll(
+        self, slot: Slot, future: Future[Any]
+    ) -> list[tuple[Call, list[RequestOutput]]]:
+        """-> what is new, and for whom."""
+        error = future.exception()
+        with self._lock:
+            if self._error is not None:
+                return []
+            if error is not None:
+                told = self._lose(slot, error)
+                self._go_on()
+                return told
+            groups, stats = future.result()
+            slot.stats = EngineStats(*stats)
+            told = [found for group in groups if (found := self._take(slot, *group))]
+            self._go_on()
+            return told
+
+    def _take(
+        self, slot: Slot, ticket: str, packed: list[Any]
+    ) -> tuple[Call, list[RequestOutput]] | None:
+        """What is new of a request; None where nobody waits for it. Holds the lock."""
+        call = slot.calls.get(ticket)
+        if call is None:
+            return None
+        outputs = [unpack_output(call.request_id, item) for item in packed]
+        # without those that had come before a loss
+        outputs = [output for output in outputs if output.index in call.open_indices]
+        call.has_begun = True
+        call.open_indices.difference_update(o.index for o in outputs if o.is_finished)
+        if not call.open_indices:
+            del slot.calls[ticket], self._calls[call.request_id]
+            if slot.suspect is call:
+                slot.suspect = None
+        return call, outputs
 
     @staticmethod
-    def _fail(call: _Call, error: NvcliError) -> list[Any]:
-        return error_outputs(call.request_id, set(range(call.num_outputs)), error)
+    def _fail(call: Call, error: NvcliError) -> list[Any]:
+        return error_outputs(call.request_id, call.open_indices, error)
 
     def _go_on(self) -> None:
         """Something has changed: whoever waits may find a replica. Holds the lock."""
+        self._suspects = deque(c for c in self._suspects if c.request_id in self._calls)
         self._place_suspects()
+        if not self._queue:
+            return
         waiting, self._queue = self._queue, deque()
         for call in waiting:
             if call.request_id in self._calls:
@@ -284,27 +278,46 @@ class ReplicatedEngine(DescribedEngine):
 
     # --- lost and found ---------------------------------------------------------------------------
 
-    def _lose(self, slot: _Slot, error: Exception) -> None:
-        """Its other calls fail one by one. Holds the lock."""
-        slot.is_up = False
-        slot.epoch += 1
-        if slot.suspect is not None:
-            self._suspects.appendleft(slot.suspect)
-            slot.suspect = None
+    def _lose(self, slot: Slot, error: BaseException) -> list[tuple[Call, list[RequestOutput]]]:
+        """Its requests start again, and it may come back; -> what is told of those that cannot.
+        Holds the lock.
+        """
         logger.debug("replica %s: %s", slot.index, error)
-        running = len(slot.calls) + 1
+        if not isinstance(error, self._ray.exceptions.RayActorError):
+            self._ray.kill(slot.actor, no_restart=False)  # it lives, and gives errors
+        calls, slot.calls = list(slot.calls.values()), {}
+        suspect, slot.suspect = slot.suspect, None
+        for name in COUNTERS if slot.stats is not None else ():
+            self._retired[name] += getattr(slot.stats, name)
+        slot.is_up, slot.stats = False, None
         self._note(
-            f"replica {slot.index + 1} of {len(self._slots)} was lost; its {running} running "
+            f"replica {slot.index + 1} of {len(self._slots)} was lost; its {len(calls)} running "
             "requests start again elsewhere"
         )
         self._revive(slot)
+        told = []
+        if suspect is not None and suspect not in calls:  # it had still to wait
+            self._suspects.appendleft(suspect)
+        for call in calls:
+            call.num_losses += 1
+            reason = None
+            if call is suspect:
+                reason = f"the request ended its replica {call.num_losses} times, at last alone"
+            elif call.is_streaming and call.has_begun:
+                reason = "the replica that answered was lost"
+            if reason is None:
+                self._place(call)
+            else:
+                del self._calls[call.request_id]
+                told.append((call, self._fail(call, EngineError(reason))))
+        return told
 
-    def _revive(self, slot: _Slot) -> None:
+    def _revive(self, slot: Slot) -> None:
         """Ask it to load; the call waits until Ray has started it again."""
         future = slot.actor.load.options(max_task_retries=-1).remote().future()
         future.add_done_callback(partial(self._on_loaded, slot))
 
-    def _on_loaded(self, slot: _Slot, future: Future[Any]) -> None:
+    def _on_loaded(self, slot: Slot, future: Future[Any]) -> None:
         error = future.exception()
         if isinstance(error, self._ray.exceptions.ActorUnavailableError):
             threading.Timer(_RETRY_S, self._revive, [slot]).start()
@@ -327,11 +340,12 @@ class ReplicatedEngine(DescribedEngine):
                 slot.is_up = True
                 self._note(f"replica {slot.index + 1} of {len(self._slots)} is back")
                 self._go_on()
+                self._poll(slot)
                 return
         for call, outputs in ended:
             call.sink(outputs)
 
-    def _end(self, error: EngineClosedError) -> list[tuple[_Call, list[Any]]]:
+    def _end(self, error: EngineClosedError) -> list[tuple[Call, list[Any]]]:
         """Nothing runs from now on; what is left to tell. Holds the lock."""
         self._error = error
         calls, self._calls = self._calls, {}

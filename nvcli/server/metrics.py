@@ -168,6 +168,11 @@ class _EngineGauges(Collector):
         yield _gauge(
             "nvcli:http_requests_open", "Requests being answered.", model, state.num_requests
         )
+        num_replicas = getattr(state.llm, "num_replicas", None)  # of `nvcli.cluster`
+        if num_replicas is not None:
+            up = getattr(state.llm, "num_up", 0)
+            yield _gauge("nvcli:replicas", "Engines that share the requests.", model, num_replicas)
+            yield _gauge("nvcli:replicas_up", "Of those, answering now.", model, up)
         aborted = bridge.num_aborted
         yield _counter("nvcli:requests_aborted", "Requests whose client left.", model, aborted)
 
