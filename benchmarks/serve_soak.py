@@ -170,7 +170,12 @@ def main() -> None:
             "exit_code": code,
             "load_average": round(os.getloadavg()[0], 2),
         },
-        config={"model": args.model, "answer_tokens": args.tokens, "seed": args.seed},
+        config={
+            "model": args.model,
+            "answer_tokens": args.tokens,
+            "seed": args.seed,
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+        },
     )
 
 

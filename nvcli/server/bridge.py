@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import secrets
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nvcli.server.errors import GenerationError, QueueFullError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from nvcli.server.engine import ServerEngine
     from nvcli.types import RequestOutput
 
+_FAULTS = (FinishReason.ERROR, FinishReason.ABORT)
 _CLIENT_ERRORS = {  # codes of the engine that are the request's own fault
     "context_length_exceeded",
     "invalid_parameter",
@@ -154,9 +156,9 @@ class OutputGroups:
                 self._waiter = None
         if self._error is not None:
             raise self._error
-        outputs, self._ready = self._ready, []
+        outputs, self._ready = merge_deltas(self._ready), []
         for number, output in enumerate(outputs):
-            if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            if output.finish_reason in _FAULTS:
                 self._error = failure_of(output)
                 if number == 0:
                     raise self._error
@@ -185,6 +187,50 @@ class OutputGroups:
         if self._is_counted:
             self._is_counted = False
             self._bridge.num_open -= self._count
+
+
+def merge_deltas(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Join plain deltas that wait together: a client that the loop has come late to gets its
+    tokens in fewer events, and the loop catches up."""
+    if len(outputs) < 2:
+        return outputs
+    runs: list[list[RequestOutput]] = []
+    last_of: dict[tuple[str, int], list[RequestOutput]] = {}
+    with_text: set[int] = set()  # runs, by their id, that have some
+    for output in outputs:
+        key = (output.request_id, output.index)
+        run = last_of.get(key)
+        if run is None or not _may_join(run[-1], output, has_text=id(run) in with_text):
+            run = last_of[key] = []
+            runs.append(run)
+        run.append(output)
+        if output.text:
+            with_text.add(id(run))
+    return [run[0] if len(run) == 1 else _joined(run) for run in runs]
+
+
+def _may_join(before: RequestOutput, output: RequestOutput, *, has_text: bool) -> bool:
+    """Whether nothing is told in another order: text comes after reasoning, calls after text."""
+    return (
+        not before.is_finished
+        and not before.tool_calls
+        and before.logprobs is None
+        and output.logprobs is None
+        and output.prompt_logprobs is None
+        and output.finish_reason not in _FAULTS
+        and not (has_text and output.reasoning)
+    )
+
+
+def _joined(run: list[RequestOutput]) -> RequestOutput:
+    reasoning = [output.reasoning for output in run if output.reasoning is not None]
+    return replace(
+        run[-1],
+        text="".join([output.text for output in run]),
+        reasoning="".join(reasoning) if reasoning else None,
+        token_ids=tuple([token_id for output in run for token_id in output.token_ids]),
+        prompt_logprobs=run[0].prompt_logprobs,
+    )
 
 
 def failure_of(output: RequestOutput) -> GenerationError:

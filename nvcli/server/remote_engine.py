@@ -20,7 +20,7 @@ from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineClosedError, NvcliError
 from nvcli.paths import module_command, module_environment
 from nvcli.server.described_engine import DescribedEngine
-from nvcli.server.wire import FrameReader, encode, read_frame, unpack_output
+from nvcli.server.wire import FrameReader, encode, merge_packed, read_frame, unpack_output
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 WORKER = "nvcli.server.engine_worker"
 _CLOSE_S = 10.0
-_CHUNK = 1 << 20
+_CHUNK = 4 << 20
 
 
 class RemoteEngine(DescribedEngine):
@@ -118,12 +118,21 @@ class RemoteEngine(DescribedEngine):
         if not data:
             self._end()
             return
+        waiting: dict[str, list[Any]] = {}
+        is_over = False
         for groups, stats, is_alive in self._reader.feed(data):
             self._stats = EngineStats(*stats)
             for request_id, packed in groups:
-                self._hand_out(request_id, packed)
-            if not is_alive:
-                self._end()
+                known = waiting.get(request_id)
+                if known is None:
+                    waiting[request_id] = packed
+                else:
+                    known += packed
+            is_over = is_over or not is_alive
+        for request_id, packed in waiting.items():
+            self._hand_out(request_id, merge_packed(packed))
+        if is_over:
+            self._end()
 
     def _hand_out(self, request_id: str, packed: list[Any]) -> None:
         found = self._sinks.get(request_id)

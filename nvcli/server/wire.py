@@ -15,6 +15,7 @@ from nvcli.types import FinishReason, RequestOutput, RequestTimes, Usage
 if TYPE_CHECKING:
     import socket
 
+_FAULTS = ("error", "abort")  # what came before is told first
 _HEAD = struct.Struct("<I")
 
 
@@ -92,6 +93,33 @@ def pack_output(output: RequestOutput) -> tuple[Any, ...]:
         output.prompt_logprobs,
         rest,
     )
+
+
+def merge_packed(packed: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Join deltas of one request that wait together: whoever is behind sends fewer, longer ones.
+
+    Only plain text joins, and only where the order of the channels stays what it was.
+    """
+    if len(packed) < 2:
+        return packed
+    merged: list[tuple[Any, ...]] = []
+    last_of: dict[int, int] = {}  # index of the output -> where its last delta stands
+    for item in packed:
+        index, text, reasoning, token_ids, counts, prompt_logprobs, rest = item
+        place = last_of.get(index)
+        may_join = rest is None or (rest[1] is None and rest[3] not in _FAULTS)
+        if place is not None and prompt_logprobs is None and may_join:
+            before = merged[place]
+            _, text_before, reasoning_before, ids_before, _, prompt_before, rest_before = before
+            if rest_before is None and not (text_before and reasoning):
+                if reasoning_before is not None:
+                    reasoning = reasoning_before + (reasoning or "")
+                joined = (index, text_before + text, reasoning, ids_before + token_ids)
+                merged[place] = (*joined, counts, prompt_before, rest)
+                continue
+        last_of[index] = len(merged)
+        merged.append(item)
+    return merged
 
 
 def unpack_output(request_id: str, packed: tuple[Any, ...]) -> RequestOutput:

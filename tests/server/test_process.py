@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from hypothesis import strategies as st
 
 from nvcli.config import EngineConfig
 from nvcli.errors import ModelNotFoundError
+from nvcli.server.bridge import merge_deltas
 from nvcli.server.config import ServerConfig
 from nvcli.server.remote_engine import RemoteEngine
-from nvcli.server.wire import FrameReader, encode
+from nvcli.server.wire import FrameReader, encode, merge_packed, pack_output, unpack_output
+from nvcli.types import FinishReason, RequestOutput, ToolCall, Usage
 from tests.server.conftest import DEFAULTS, Serve, Served
 
 WORKER = "tests.server.scripted_worker"
@@ -177,3 +180,52 @@ def test_close_ends_the_process(start: Start) -> None:
     served.chat()
     served.llm.close()
     assert not is_running(pid)
+
+
+# --- what waits together -------------------------------------------------------------------------
+
+PIECES = st.builds(
+    RequestOutput,
+    request_id=st.just("a"),
+    index=st.integers(0, 1),
+    text=st.sampled_from(["", "x", "yz"]),
+    reasoning=st.sampled_from([None, "", "r"]),
+    tool_calls=st.sampled_from([(), (), (ToolCall(0, "c", "f", "{"),)]),
+    token_ids=st.sampled_from([(), (1,), (2, 3)]),
+    finish_reason=st.sampled_from([None, None, None, FinishReason.STOP]),
+    usage=st.builds(Usage, st.integers(0, 3), st.integers(0, 3)),
+)
+
+
+def told(outputs: list[RequestOutput], index: int) -> Any:
+    """Everything in the order in which a stream tells it, and the last usage."""
+    parts: list[tuple[str, str]] = []
+    for output in outputs:
+        if output.index != index:
+            continue
+        for kind, text in (("reasoning", output.reasoning or ""), ("text", output.text)):
+            if text and parts and parts[-1][0] == kind:
+                parts[-1] = (kind, parts[-1][1] + text)
+            elif text:
+                parts.append((kind, text))
+        parts += [("call", call.arguments) for call in output.tool_calls]
+        parts += [("end", "")] if output.is_finished else []
+    own = [output for output in outputs if output.index == index]
+    ids = [token_id for output in own for token_id in output.token_ids]
+    opened = any(output.reasoning is not None for output in own)
+    return parts, ids, opened, own[-1].usage if own else None
+
+
+@given(st.lists(PIECES, max_size=8))
+def test_joined_deltas_tell_the_same(outputs: list[RequestOutput]) -> None:
+    packed = [pack_output(output) for output in outputs]
+    unpacked = [unpack_output("a", item) for item in merge_packed(packed)]
+    for index in (0, 1):
+        assert told(merge_deltas(list(outputs)), index) == told(outputs, index)
+        assert told(unpacked, index) == told(outputs, index)
+    plain = [
+        replace(output, tool_calls=(), reasoning=None, finish_reason=None, index=0)
+        for output in outputs
+    ]
+    assert len(merge_deltas(plain)) == len(merge_packed([pack_output(o) for o in plain]))
+    assert len(merge_deltas(plain)) <= 1
