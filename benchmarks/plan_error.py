@@ -81,6 +81,10 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str,
         calibrate.save(found)
         seconds["steps"] = time.perf_counter() - begin - seconds["start"]
         points = [_point(bench, workload, found, c, args) for c in args.concurrency]
+    facts = nvml.gpu_facts()
+    missing = nvml_missing(facts, points) if bench.device == "cuda" else []
+    if bench.device == "cuda":
+        print("NVML:", json.dumps(facts), "missing or odd:", missing or "nothing")
     seconds["all"] = time.perf_counter() - begin
     print(f"{seconds['all']:.0f} s in all")
     return {
@@ -96,7 +100,8 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str,
             "source": bench.hardware.source,
         },
         "attention": bench.llm.startup.attention_backend,
-        "nvml": nvml.gpu_facts(),
+        "nvml": facts,
+        "nvml_missing": missing,
     }
 
 
@@ -150,6 +155,21 @@ def _point(
             for name, (m, p) in pairs.items()
         },
     }
+
+
+def nvml_missing(facts: dict[str, Any] | None, points: list[dict[str, Any]]) -> list[str]:
+    """What NVML did not tell, or what cannot be true."""
+    if facts is None:
+        return ["NVML itself"]
+    found = [name for name, value in facts.items() if value is None]
+    cap = facts["power_cap_w"] or float("inf")
+    for p in points:
+        energy = p["energy"]
+        if energy is None:
+            found.append(f"energy at c = {p['concurrency']}")
+        elif not 20 < energy["power_w"] <= 1.1 * cap or not energy["joule_per_token"]:
+            found.append(f"{energy} at c = {p['concurrency']}")
+    return found
 
 
 def count_cpu_time() -> None:

@@ -95,18 +95,18 @@ def model_rows(run: Run, json: dict[str, Any] | None) -> list[dict[str, Any]]:
     if not done:
         return []
     n_in, n_out = _mean_lengths(done)
+    cached = _mean_cached(done, n_in)
     slots = int(run.header.get("slots") or 1)
     if load.get("mode") == "open":
-        predicted = model.open(
-            float(load["rate"]), n_in, n_out, slots, float(load.get("arrival_cv", 1.0))
-        )
+        cv = float(load.get("arrival_cv", 1.0))
+        predicted = model.open(float(load["rate"]), n_in, n_out, slots, cv, cached)
     else:
-        predicted = model.closed(int(load.get("concurrency", 1)), n_in, n_out, slots)
+        predicted = model.closed(int(load.get("concurrency", 1)), n_in, n_out, slots, cached)
     if predicted is None:
         return []
     running = min(max(json["concurrency"]["mean"] or 1.0, 1.0), slots)
     rows = [
-        ("ttft_ms", predicted.ttft_s * 1e3, model.prefill_floor(hardware, n_in) * 1e3),
+        ("ttft_ms", predicted.ttft_s * 1e3, model.prefill_floor(hardware, n_in - cached) * 1e3),
         ("e2e_ms", predicted.e2e_s * 1e3, None),
     ]
     if predicted.tpot_s is not None:
@@ -131,7 +131,7 @@ def model_max(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
     running = min(max(json["concurrency"]["mean"] or 1.0, 1.0), slots)
     return {
         "slots": slots,
-        "requests_per_s": found[0].throughput(slots, n_in, n_out),
+        "requests_per_s": found[0].throughput(slots, n_in, n_out, _mean_cached(done, n_in)),
         "is_compute_bound": found[0].is_compute_bound(running),
     }
 
@@ -139,6 +139,11 @@ def model_max(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
 def _mean_lengths(done: list[RequestRecord]) -> tuple[int, float]:
     n_in = math.fsum(r.n_in or 0 for r in done) / len(done)
     return max(round(n_in), 1), math.fsum(r.num_tokens for r in done) / len(done)
+
+
+def _mean_cached(done: list[RequestRecord], n_in: int) -> int:
+    """Of a mean prompt, what the prefix cache held: it needs no prefill."""
+    return min(round(math.fsum(r.cached or 0 for r in done) / len(done)), n_in - 1)
 
 
 def _row(

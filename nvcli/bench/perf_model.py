@@ -217,19 +217,28 @@ class PerfModel:
 
     # --- under load -------------------------------------------------------------------------------
 
-    def throughput(self, b: float, n_in: int, n_out: float) -> float:
+    def throughput(self, b: float, n_in: int, n_out: float, cached: int = 0) -> float:
         """X(B): requests a second with b running."""
-        return under_load.throughput(self, b, n_in, n_out)
+        return under_load.throughput(self, b, n_in, n_out, cached)
 
-    def closed(self, b: int, n_in: int, n_out: float, slots: int | None = None) -> Prediction:
-        """A closed loop of b requests, of which `slots` run at once."""
-        return under_load.closed(self, b, n_in, n_out, slots)
+    def closed(
+        self, b: int, n_in: int, n_out: float, slots: int | None = None, cached: int = 0
+    ) -> Prediction:
+        """A closed loop of b requests, of which `slots` run at once; `cached` tokens of a prompt
+        are in the KV cache already."""
+        return under_load.closed(self, b, n_in, n_out, slots, cached)
 
     def open(
-        self, rate: float, n_in: int, n_out: float, slots: int, arrival_cv: float = 1.0
+        self,
+        rate: float,
+        n_in: int,
+        n_out: float,
+        slots: int,
+        arrival_cv: float = 1.0,
+        cached: int = 0,
     ) -> Prediction | None:
         """Arrivals at a rate; None where the queue would grow for ever."""
-        return under_load.open_loop(self, rate, n_in, n_out, slots, arrival_cv)
+        return under_load.open_loop(self, rate, n_in, n_out, slots, arrival_cv, cached)
 
     def serial_share(self, n_in: int, n_out: float) -> float:
         """sigma of Amdahl's law: what batching cannot share of a lone request's time, while the

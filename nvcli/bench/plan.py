@@ -247,6 +247,8 @@ def _open_lines(plan: Plan) -> list[str]:
             f"wait for a slot: mean {number(found.wait_s * 1e3)} ms, p99 "
             f"{number(found.wait_p99_s * 1e3)} ms (upper estimates near saturation)"
         )
+    if not plan.is_covered(max(load / plan.replicas, 1)):
+        lines.append("beyond twice of what was calibrated: these numbers are not to be relied on")
     return lines
 
 

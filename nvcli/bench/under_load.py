@@ -53,17 +53,22 @@ class _Stay:
         return self.wait + self.prompt
 
 
-def throughput(model: PerfModel, b: float, n_in: int, n_out: float) -> float:
-    """X(B) = B / W, requests a second with B running."""
-    return b / _stay(model, b, n_in, n_out).whole
+def throughput(model: PerfModel, b: float, n_in: int, n_out: float, cached: int = 0) -> float:
+    """X(B) = B / W, requests a second with B running; `cached` tokens of a prompt are there."""
+    return b / _stay(model, b, n_in, n_out, cached).whole
 
 
 def closed(
-    model: PerfModel, b: int, n_in: int, n_out: float, slots: int | None = None
+    model: PerfModel,
+    b: int,
+    n_in: int,
+    n_out: float,
+    slots: int | None = None,
+    cached: int = 0,
 ) -> Prediction:
     """A closed loop of b requests, of which `slots` run at once."""
     running = min(b, slots) if slots else b
-    stay = _stay(model, running, n_in, n_out)
+    stay = _stay(model, running, n_in, n_out, cached)
     rate = running / stay.whole
     queue = (b - running) / rate
     return Prediction(
@@ -79,19 +84,25 @@ def closed(
 
 
 def open_loop(
-    model: PerfModel, rate: float, n_in: int, n_out: float, slots: int, arrival_cv: float = 1.0
+    model: PerfModel,
+    rate: float,
+    n_in: int,
+    n_out: float,
+    slots: int,
+    arrival_cv: float = 1.0,
+    cached: int = 0,
 ) -> Prediction | None:
     """Arrivals at a rate; None where the queue would grow for ever.
 
     A birth-death chain with these X(n) gives the mean number and the wait for a slot. An arrival
     sees the rest of a step, longer than half a mean step because long steps catch more of them.
     """
-    queue = queueing.birth_death(rate, lambda n: throughput(model, n, n_in, n_out), slots)
+    queue = queueing.birth_death(rate, lambda n: throughput(model, n, n_in, n_out, cached), slots)
     if queue is None:
         return None
     wait = queue.W_q * queueing.burstiness(arrival_cv, 1.0)
     e2e = queue.W - queue.W_q + wait
-    first = _first_token(model, rate, min(queue.L, slots), n_in, n_out)
+    first = _first_token(model, rate, min(queue.L, slots), n_in, n_out, cached)
     ttft = min(first, queue.W - queue.W_q) + wait
     return Prediction(
         concurrency=rate * e2e,
@@ -101,24 +112,26 @@ def open_loop(
         e2e_s=e2e,
         output_tokens_per_s=rate * n_out,
         wait_s=wait,
-        wait_p99_s=queueing.wait_p99(queue.p_wait, throughput(model, slots, n_in, n_out), rate),
+        wait_p99_s=queueing.wait_p99(
+            queue.p_wait, throughput(model, slots, n_in, n_out, cached), rate
+        ),
         bound="compute" if model.is_compute_bound(queue.L) else "memory",
     )
 
 
-def _stay(model: PerfModel, b: float, n_in: int, n_out: float) -> _Stay:
-    pieces, size = _pieces(model, n_in)
+def _stay(model: PerfModel, b: float, n_in: int, n_out: float, cached: int) -> _Stay:
+    pieces, size = _pieces(model, n_in - cached)
     if b <= 1:
-        step, alone = model.decode(1, n_in + n_out / 2), model.prefill(n_in)
+        step, alone = model.decode(1, n_in + n_out / 2), model.prefill(n_in, cached)
         return _Stay(0.0, alone, step, alone + max(n_out - 1, 0) * step)
     waits = model.depth + 1.0
     steps = max(n_out - 1, 0) + pieces + waits
     # Where steps cannot hold all prompts of a stay, they take turns.
-    turns = b * n_in / model.budget
+    turns = b * (n_in - cached) / model.budget
     waits += max(turns - steps, 0.0)
     steps = max(steps, turns)
     others = (b - 1) * max(n_out - 1, 0) / steps
-    load = _Load(model, n_in, n_out, size, pieces)
+    load = _Load(model, n_in, n_out, size, pieces, cached)
     counts = list(_binomial(b - 1, pieces / steps))
     step = load.mean(others + 1, counts)
     wait = waits * load.mean(others, counts)
@@ -126,10 +139,12 @@ def _stay(model: PerfModel, b: float, n_in: int, n_out: float) -> _Stay:
     return _Stay(wait, prompt, step, wait + prompt + max(n_out - 1, 0) * step)
 
 
-def _first_token(model: PerfModel, rate: float, load: float, n_in: int, n_out: float) -> float:
+def _first_token(
+    model: PerfModel, rate: float, load: float, n_in: int, n_out: float, cached: int
+) -> float:
     """TTFT of an arrival that finds a slot free."""
-    pieces, size = _pieces(model, n_in)
-    of = _Load(model, n_in, n_out, size, pieces)
+    pieces, size = _pieces(model, n_in - cached)
+    of = _Load(model, n_in, n_out, size, pieces, cached)
     mean = of.time(load, 0)
     square = mean**2
     for _ in range(20):  # the longer a step, the more prompts arrive in it
@@ -139,7 +154,7 @@ def _first_token(model: PerfModel, rate: float, load: float, n_in: int, n_out: f
     seen = square / mean  # the mean step that an arrival falls into
     busy = 1 - math.exp(-load)
     own = of.mean(load, list(_poisson(rate * seen * busy)), own=1)
-    alone = model.prefill(n_in)
+    alone = model.prefill(n_in, cached)
     # Near the limit of prompts alone they queue behind one another over many steps.
     in_line = queueing.md1_wait(rate, alone)
     return max(
@@ -157,11 +172,12 @@ class _Load:
     n_out: float
     size: int  # tokens of a prompt that one step computes
     pieces: int
+    cached: int
 
     def time(self, b: float, prompts: int) -> float:
         from nvcli.bench.perf_model import pairs_of
 
-        pairs = pairs_of(self.n_in, 0) / self.pieces * prompts
+        pairs = pairs_of(self.n_in - self.cached, self.cached) / self.pieces * prompts
         heads = prompts / self.pieces
         context = self.n_in + self.n_out / 2
         return self.model.step(b, b * context, prompts * self.size, pairs, heads)

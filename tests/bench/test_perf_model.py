@@ -131,6 +131,18 @@ def test_open_loop_meets_the_simulated_scheduler(depth: int) -> None:
     assert model.open(1.01 * top, 1024, 256, 64) is None
 
 
+def test_what_the_cache_holds_needs_no_prefill() -> None:
+    model = PerfModel(shape("8B"), FIXED)
+    for b in (1, 8):
+        whole, warm = model.closed(b, 1024, 64), model.closed(b, 1024, 64, cached=1008)
+        assert warm.ttft_s < 0.7 * whole.ttft_s
+        assert warm.requests_per_s > whole.requests_per_s
+        # keys and values of the prefix are read all the same
+        assert warm.tpot_s is not None
+        assert warm.tpot_s >= model.decode(b, 1024)
+    assert model.closed(1, 1024, 64, cached=1008).ttft_s == pytest.approx(model.prefill(1024, 1008))
+
+
 def test_stay_of_two_by_hand() -> None:
     """Steps of 10 ms, prompts of 100 ms more, 4 tokens: each of two stays 1 + 1 + 3 steps, and
     in a fifth of its steps the other's prompt is computed: 5 x 10 + 2 x 100 ms."""

@@ -359,9 +359,7 @@ def test_many_streams_get_larger_pieces_and_lose_nothing(
     tokenizer: Tokenizer, num_streams: int
 ) -> None:
     moments = iter(range(1, 1_000_000))
-    texts = [
-        tokenizer.encode(f"no. {i}: naïve 😀 text, and more") for i in range(num_streams)
-    ]
+    texts = [tokenizer.encode(f"no. {i}: naïve 😀 text, and more") for i in range(num_streams)]
     engine = make_engine(
         tokenizer, lambda prompt: texts[prompt[1]], max_num_seqs=64, num_blocks=2000
     )
