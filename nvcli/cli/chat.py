@@ -251,6 +251,7 @@ def chat(
     ):
         _refuse(raw and is_given, "--raw", flag)
         _refuse(dry_run and is_given and flag != "--schema", "--dry-run", flag)
+    _refuse_idle_flags(ctx, is_machine_read=is_machine_read, has_tools=has_tools)
     has_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     opens_conversation = interactive or (
         prompt is None and has_terminal and not (raw or is_machine_read or dry_run)
@@ -326,6 +327,21 @@ def chat(
     from nvcli.cli.oneshot import answer_once
 
     answer_once(chosen, screen, text)
+
+
+def _refuse_idle_flags(ctx: typer.Context, *, is_machine_read: bool, has_tools: bool) -> None:
+    """Flags that would do nothing beside the others; the same values in a file may stand there."""
+
+    def is_typed(name: str) -> bool:
+        source = ctx.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    _refuse(is_typed("no_stdin") and is_typed("stdin_position"), "--no-stdin", "--stdin-position")
+    _refuse(is_typed("stream_json") and is_typed("no_stream"), "--stream-json", "--no-stream")
+    if is_machine_read and is_typed("markdown") and ctx.params["markdown"]:
+        raise UsageError("--markdown is for people", hint="Leave it out.")
+    if is_typed("allow_tool") and not has_tools:
+        raise UsageError("--allow-tool needs tools", hint="Give --tools FILE.py or --mcp FILE.")
 
 
 def check_sampling(**values: Any) -> dict[str, Any]:

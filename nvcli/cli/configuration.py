@@ -207,7 +207,7 @@ def _check_is_inside(name: str, value: Any, origin: str) -> None:
     for text in map(str, value if isinstance(value, list) else [value]):
         path = {
             "system": text[1:] if text.startswith("@") else "",
-            "schema": "" if text.lstrip().startswith("{") else text,
+            "schema": "" if text.lstrip().startswith(("{", "[")) else text,
             "data": text.partition(":")[2],
         }.get(name, text)
         is_inside = not path.startswith("~") and Path(path).resolve().is_relative_to(

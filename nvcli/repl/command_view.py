@@ -216,7 +216,7 @@ def schema(shell: Shell, arguments: str) -> None:
 
 def read_schema(text: str, warn: Callable[[str], None]) -> dict[str, object]:
     """A schema from a file, or written out. Raises `UsageError`."""
-    is_inline = text.lstrip().startswith("{")
+    is_inline = text.lstrip().startswith(("{", "["))
     source = text if is_inline else read_file(expand_user(text), warn)
     try:
         found = json.loads(source)

@@ -181,3 +181,24 @@ def test_the_statistics_file_is_checked_before_the_answer(cli: Cli, tmp_path: Pa
     result = cli("chat", "--stats-json", str(tmp_path / "no" / "s.json"), "x")
     assert (result.code, result.err.count("\n")) == (1, 1)
     assert cli.loads == []
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--allow-tool", "add"], "--allow-tool needs tools"),
+        (["--no-stdin", "--stdin-position", "after"], "--no-stdin and --stdin-position"),
+        (["--stream-json", "--no-stream"], "--stream-json and --no-stream"),
+        (["--json", "--markdown"], "--markdown is for people"),
+        (["--schema", "[1]"], "a schema is a JSON object"),
+        (["--raw", "--think-budget", "3"], "--raw and --think-budget"),
+    ],
+)
+def test_flags_that_would_do_nothing_are_refused(
+    cli: Cli, args: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = cli("chat", *args, "x")
+    assert (result.code, message in result.err) == (2, True), result.err
+    assert cli.loads == []
+    monkeypatch.setenv("NVCLI_CHAT_NO_STREAM", "1")  # a default may be idle
+    assert cli("chat", "--stream-json", "x").code == 0
