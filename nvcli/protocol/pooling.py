@@ -11,15 +11,15 @@ import base64
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from nvcli.errors import ContextLengthError, InvalidParameterError
 from nvcli.protocol.chat import parse_chat
 from nvcli.protocol.fields import Fields, UnsupportedFieldError, are_integers
 from nvcli.protocol.prepare import prepare_chat
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import TokenIds
     from nvcli.text import Tokenizer
@@ -184,6 +184,8 @@ def _fit(ids: list[int], truncate_to: int | None, limit: int, param: str) -> lis
 
 def unit_vector(data: bytes, dimensions: int | None = None) -> npt.NDArray[np.float32]:
     """The first `dimensions` numbers of a hidden state, then made to unit length."""
+    import numpy as np  # a dry run needs none of it
+
     vector = np.frombuffer(data, "<f4").astype(np.float64)[:dimensions]
     length = float(np.linalg.norm(vector))
     return (vector / length if length > 0 else vector).astype(np.float32)
@@ -308,6 +310,8 @@ def answer_ids(tokenizer: Tokenizer) -> tuple[int, int]:
 
 def relevance(data: bytes) -> float:
     """The share of "yes" in the softmax of the two logits, "no" first."""
+    import numpy as np
+
     no, yes = np.frombuffer(data, "<f4").astype(np.float64)
     return float(1 / (1 + np.exp(np.clip(no - yes, -700, 700))))
 
