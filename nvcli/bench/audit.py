@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,12 @@ def warnings(
     return found
 
 
+def _runs_backwards(record: RequestRecord) -> bool:
+    """What one monotonic clock cannot give."""
+    moments = [record.s_ns, *(t for t, _ in record.chunks)]
+    return any(b < a for a, b in itertools.pairwise(moments))
+
+
 def too_late_s(pools: dict[str, list[float]]) -> float | None:
     """The client's p99 lateness where it is beyond max(5 ms, 5 % of the median ttft)."""
     late, ttft = pools["late"], pools["ttft"]
@@ -83,6 +90,9 @@ def unsound(
             "the run does not add up: integral of N(t) and sum of W differ by "
             f"{identity.relative_error:.2g}"
         )
+    mixed = sum(_runs_backwards(r) for r in run.requests)
+    if mixed:
+        reasons.append(f"{mixed} requests have tokens out of order or before they were sent")
     planned = run.end.get("planned")
     if planned is not None and planned != len(run.requests) and not run.end.get("interrupted"):
         reasons.append(f"{planned} requests were planned, {len(run.requests)} are on record")

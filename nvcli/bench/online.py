@@ -209,6 +209,7 @@ class Session:
             **base_header(self.command, run_id),
             "model": {"name": model_name(self._client.endpoint.model)},
             "environment": machine.environment(device, name if target.is_own else "server"),
+            "engine": target.engine,
             "load": point.as_json(),
             "workload": _workload_json(options.workload, point.trace),
             "until_ci": point.until_ci,

@@ -221,7 +221,7 @@ def parse_runs(lines: Iterable[bytes], name: str) -> list[Run]:
         if not line.strip():
             continue
         try:
-            _take(json.loads(line), runs)
+            _take(json.loads(line, parse_constant=_no_constant), runs)
         except (ValueError, RecursionError, TypeError, KeyError, IndexError) as exc:
             if number == last and runs:  # no line end behind it: the run was killed in a write
                 break
@@ -234,6 +234,10 @@ def parse_runs(lines: Iterable[bytes], name: str) -> list[Run]:
     return runs
 
 
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of a run")
+
+
 def _take(value: dict[str, Any], runs: list[Run]) -> None:
     kind = value.pop("kind")
     if kind == "run":
@@ -244,7 +248,13 @@ def _take(value: dict[str, Any], runs: list[Run]) -> None:
     run = runs[-1]
     if kind == "request":
         value["chunks"] = [(int(t), int(k)) for t, k in value.get("chunks", [])]
-        run.requests.append(RequestRecord(**value))
+        record = RequestRecord(**value)
+        if record.status not in (OK, ERROR, TIMEOUT, UNFINISHED):
+            raise ValueError(f"status {record.status!r}")  # else it would be lost without a word
+        for name in ("s_star_ns", "s_ns", "end_ns"):
+            if not isinstance(getattr(record, name), int):
+                raise ValueError(f"{name} is no whole number")
+        run.requests.append(record)
     elif kind == "step":
         run.steps.append(StepRecord(**value))
     elif kind == "gauge":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import calibrate
@@ -27,6 +27,7 @@ class Target:
     max_len: int | None = None
     calibration: Calibration | None = None  # of nvcli's own server
     is_own: bool = False
+    engine: dict[str, Any] = field(default_factory=dict)  # options it was started with
 
 
 def own_vocabulary(name: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the ann
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bench_bundles import ClientOptions, EngineOptions, OutputOptions, WorkloadOptions  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, check_schedule, finish, print_lines
-from nvcli.cli.bench_target import client_options, measure, target_of
+from nvcli.cli.bench_target import client_options, measure, most_at_once, target_of
 from nvcli.cli.bundles import bundled
 from nvcli.cli.console import print_text
 from nvcli.errors import InterruptedRunError, UsageError
@@ -147,7 +147,7 @@ def sweep(
             if arrival is not None:
                 point.arrival = arrival
         if not rates:
-            top = target.calibration.slots if target.calibration else engine.max_num_seqs or 64
+            top = most_at_once(target.calibration, chosen.workload) or engine.max_num_seqs or 64
             steps = concurrencies or ladder(top)
             points = [Point(concurrency=int(n), duration_s=seconds) for n in steps]
         path, was_interrupted = measure(

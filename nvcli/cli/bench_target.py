@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from nvcli.bench.calibrate import Calibration
     from nvcli.bench.online import Options, Point
     from nvcli.bench.summary import Summary
     from nvcli.bench.target import Target
@@ -65,13 +66,33 @@ def target_of(
 
     screen.note("starting nvcli serve")
     with own_server(server_flags(fields)) as own:
-        yield own_target(own, engine.model or DEFAULT_MODEL, fields.get("max_model_len"))
+        target = own_target(own, engine.model or DEFAULT_MODEL, fields.get("max_model_len"))
+        target.engine = {k: v for k, v in fields.items() if k != "model"}
+        yield target
 
 
 def _clean_url(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r} is no URL", hint="Write http://127.0.0.1:8000.", param="url")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def most_at_once(found: Calibration | None, workload: Workload) -> int | None:
+    """L_max of nvcli's own server, where a ladder ends; None where nothing is known of it."""
+    from nvcli.bench.limits import binding, limit_rows
+
+    if found is None:
+        return None
+    if not found.num_blocks:
+        return found.slots
+    rows = limit_rows(
+        num_blocks=found.num_blocks,
+        block_size=found.block_size,
+        slots=found.slots,
+        n_in=workload.in_len.mean,
+        n_out=workload.out_len.mean,
+    )
+    return max(int(binding(rows)["allows"]), 1)
 
 
 def measure(

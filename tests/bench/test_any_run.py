@@ -15,8 +15,9 @@ from nvcli.bench import export, sweep
 from nvcli.bench.card import card
 from nvcli.bench.limits import resources
 from nvcli.bench.perf_model import Cost, Hardware
-from nvcli.bench.record import RequestRecord, Run, StepRecord, dump
+from nvcli.bench.record import RequestRecord, Run, StepRecord, dump, read_runs
 from nvcli.bench.summary import summarize
+from nvcli.errors import UsageError
 from tests.bench.runs import HEADER, MS, closed_loop, store
 from tests.bench.test_perf_model import SMALL
 from tests.cli.conftest import Cli
@@ -159,3 +160,33 @@ def test_overloaded_open_loop_is_refused() -> None:
     found = summarize(Run(header, records, end={"interrupted": False, "planned": 200}))
     assert found.json["window"]["is_overloaded"]
     assert any("overloaded" in reason for reason in found.unsound)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ('"status": "ok"', '"status": "fine"'),
+        ('"s_star_ns": 0', '"s_star_ns": "0"'),
+        ('"s_ns": 0', '"s_ns": 0.5'),
+        ('"n_in": 8', '"n_in": NaN'),
+        ('"end_ns": 50000000', '"end_ns": null'),
+        ('"id": "r0"', '"name": "r0"'),
+    ],
+)
+def test_line_that_is_none_of_a_run_is_named_and_never_skipped(
+    tmp_path: Path, field: str, value: str
+) -> None:
+    path = store(tmp_path / "r.jsonl", closed_loop(2))
+    text = path.read_text()
+    assert field in text
+    path.write_text(text.replace(field, value, 1))
+    with pytest.raises(UsageError, match="line 2"):
+        read_runs(path)
+
+
+def test_tokens_out_of_order_make_a_run_unsound() -> None:
+    records = closed_loop()
+    records[5].chunks[1], records[5].chunks[2] = records[5].chunks[2], records[5].chunks[1]
+    records[9].s_ns += 25 * MS  # its first token came before it was sent
+    found = summarize(Run(HEADER, records, end={"interrupted": False, "planned": 400}))
+    assert any(reason.startswith("2 requests have tokens") for reason in found.unsound)

