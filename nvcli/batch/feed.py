@@ -80,11 +80,11 @@ class Preparer:
         try:
             return self._prepare(record, position)
         except NvcliError as error:
-            return Failed(position, _failure(record, error))
+            return Failed(position, failure_of(record, error))
         except Exception as error:
             logger.debug("record at line %d", record.line, exc_info=error)
             reason = NvcliError(f"the record cannot be prepared: {type(error).__name__}: {error}")
-            return Failed(position, _failure(record, reason))
+            return Failed(position, failure_of(record, reason))
 
     def _prepare(self, record: Record, position: int) -> Prepared:
         if isinstance(self._engine, HttpEngine):
@@ -149,7 +149,7 @@ def prepare_prompts(
     return [prompt]
 
 
-def _failure(record: Record, error: NvcliError) -> Failure:
+def failure_of(record: Record, error: NvcliError) -> Failure:
     failure = Failure.of(
         error, index=record.index, line=record.line, id=record.id, kind=record.kind
     )
@@ -179,9 +179,9 @@ class Feed:
     def start(self) -> None:
         self._thread.start()
 
-    def release(self) -> None:
-        """A record is written: one more may be read."""
-        self._slots.release()
+    def release(self, count: int) -> None:
+        """So many records are written: as many more may be read."""
+        self._slots.release(count)
 
     def stop(self) -> None:
         """Read no more. The thread may hang in a read; it is left behind at exit."""

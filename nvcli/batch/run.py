@@ -1,11 +1,14 @@
 """The run: records from the feed into the engine, answers from the engine into lines.
 
-One queue carries everything that happens - a record is ready, outputs are there, a signal came -
-and this loop is its only reader, so nothing here needs a lock:
+One queue carries what happens - outputs are there, a signal came, a record is ready that was waited
+for - and this loop is its only reader, so nothing here needs a lock:
 
-    feed thread --Prepared|Failed|FeedEnd--+
-    engine thread -------outputs-----------+--> events --> BatchRun --> LineSink
-    signal handlers --------wish-----------+
+    feed thread --Prepared|Failed|FeedEnd--> fed --+
+    engine thread -------outputs-----------+       +--> BatchRun --> LineSink
+    signal handlers --------wish-----------+--> events
+
+What the feed has ready lies in `fed` until something else happens, unless the engine has room: a
+turn of this loop takes the interpreter from the engine, so there is none without need.
 
 Every record of the feed leaves as exactly one line. In input order a line waits for those before
 it; the window bounds how many wait, and so what a crash can cost.
@@ -14,15 +17,15 @@ it; the window bounds how many wait, and so what a crash can cost.
 from __future__ import annotations
 
 import queue
-from dataclasses import dataclass, field
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from nvcli.batch.admission import Waves
-from nvcli.batch.attached_outputs import HttpOutput
 from nvcli.batch.engine import max_num_seqs
-from nvcli.batch.feed import Failed, Feed, FeedEnd, Prepared, Preparer
+from nvcli.batch.feed import Failed, Feed, FeedEnd, Prepared, Preparer, failure_of
 from nvcli.batch.options import Order
-from nvcli.batch.records import Failure
+from nvcli.batch.running import Running
 from nvcli.batch.signals import Wish, handle_signals
 from nvcli.errors import (
     EngineClosedError,
@@ -40,32 +43,20 @@ if TYPE_CHECKING:
     from nvcli.batch.options import BatchOptions
     from nvcli.batch.output_lines import LineWriter
     from nvcli.batch.progress import Counts, Progress
+    from nvcli.batch.records import Failure
     from nvcli.batch.sink import LineSink
     from nvcli.text import Tokenizer
 
 WINDOW_PER_SEQUENCE = 4
 _TURN_S = 0.2  # the longest sleep without a look at the clock
 
-Event = Prepared | Failed | FeedEnd | Wish | list[RequestOutput]
+Event = Wish | list[RequestOutput] | None  # None: look at `fed`
 
 
 class TooManyErrorsError(NvcliError):
     """`--max-errors` was passed."""
 
     code = "too_many_errors"
-
-
-@dataclass(slots=True)
-class Running:
-    """A record in the engine: the outputs of each of its requests as they come."""
-
-    item: Prepared
-    outputs: list[list[RequestOutput]] = field(default_factory=list)
-    num_open: int = 0
-
-    @property
-    def num_sequences(self) -> int:
-        return sum(request.params.num_sequences for request in self.item.requests)
 
 
 class BatchRun:
@@ -101,9 +92,12 @@ class BatchRun:
             options,
             existing,
             Preparer(options, engine, tokenizer, seed),
-            self._events.put,
+            self._receive,
             window,
         )
+        self._fed: deque[Prepared | Failed | FeedEnd] = deque()
+        self._is_hungry = True  # the engine has room, and nothing is ready for it
+        self._num_to_release = 0  # records written whose places the feed may fill
         is_ordered = options.order is Order.INPUT
         # In input order the first of a wave may run last: the other half keeps the engine full.
         self._waves = Waves(max(num_seqs, window // 2) if is_ordered else window)
@@ -132,6 +126,9 @@ class BatchRun:
         while not self._is_done:
             self._handle_events()
             self._admit()
+            if self._num_to_release:
+                self._feed.release(self._num_to_release)
+                self._num_to_release = 0
             self._counts.num_running = len(self._running)
             self._counts.num_held = len(self._waiting)
             self._counts.pace.note(self._counts.elapsed_s, self._counts.num_ended)
@@ -142,32 +139,43 @@ class BatchRun:
         is_empty = not self._running and not len(self._waves)
         return is_empty and (self._is_fed or self._error is not None)
 
+    def _receive(self, item: Prepared | Failed | FeedEnd) -> None:
+        """Called by the feed's thread."""
+        self._fed.append(item)
+        if self._is_hungry:
+            self._is_hungry = False
+            self._events.put(None)
+
     def _handle_events(self) -> None:
         """Wait for something to happen, then take all that has happened."""
-        try:
-            event = self._events.get(timeout=_TURN_S)
+        self._is_hungry = not len(self._waves) and self._num_sequences < self._max_running
+        with suppress(queue.Empty):
+            if not self._fed:  # what came since then has left word
+                self._handle(self._events.get(timeout=_TURN_S))
             while True:
-                self._handle(event)
-                event = self._events.get_nowait()
-        except queue.Empty:
-            return
+                self._handle(self._events.get_nowait())
+        while self._fed:
+            self._take_fed(self._fed.popleft())
 
     def _handle(self, event: Event) -> None:
         match event:
             case list():
                 self._take_outputs(event)
+            case Wish():
+                self._grant(event)
+
+    def _take_fed(self, item: Prepared | Failed | FeedEnd) -> None:
+        match item:
             case Prepared():
                 if self._error is None:
-                    self._waves.add(event)
+                    self._waves.add(item)
             case Failed():
                 if self._error is None:
-                    self._fail(event.position, event.failure)
+                    self._fail(item.position, item.failure)
             case FeedEnd():
                 self._is_fed = True
                 if self._error is None:  # what was read before is still answered
-                    self._error = event.error
-            case Wish():
-                self._grant(event)
+                    self._error = item.error
 
     # --- into the engine ----------------------------------------------------------------------
 
@@ -189,12 +197,7 @@ class BatchRun:
         except (RequestError, UsageError) as error:
             self._abort(running)
             self._forget(running)
-            record = item.record
-            failure = Failure.of(
-                error, index=record.index, line=record.line, id=record.id, kind=record.kind
-            )
-            failure.echo = record.echo
-            self._fail(item.position, failure)
+            self._fail(item.position, failure_of(item.record, error))
 
     def _abort(self, running: Running) -> None:
         for request in running.item.requests:
@@ -228,19 +231,7 @@ class BatchRun:
             group.sort(key=lambda output: output.index)
             for output in group:
                 if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
-                    self._fail(
-                        running.item.position,
-                        Failure(
-                            index=record.index,
-                            line=record.line,
-                            id=record.id,
-                            kind=record.kind,
-                            code=output.error_code or str(output.finish_reason),
-                            message=output.error or "the request was aborted",
-                            status=output.status if isinstance(output, HttpOutput) else 500,
-                            echo=record.echo,
-                        ),
-                    )
+                    self._fail(running.item.position, running.failure(output))
                     return
             self._count(group)
         item = running.item
@@ -284,7 +275,7 @@ class BatchRun:
     def _write(self, line: bytes) -> None:
         self._sink.write(line)
         self._counts.num_written += 1
-        self._feed.release()
+        self._num_to_release += 1
 
     # --- early ends ---------------------------------------------------------------------------
 
