@@ -10,7 +10,6 @@ where the last one ended: finished lines are kept, the others run again.
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import secrets
@@ -23,6 +22,7 @@ from nvcli.batch.job import run_job
 from nvcli.batch.options import BatchOptions, InputFormat, Order, OutputFormat
 from nvcli.errors import NvcliError
 from nvcli.server.batch_engine import SharedEngine
+from nvcli.server.batch_files import batch_error, split_output, validate
 from nvcli.server.files import FileStore, read_objects, write_json
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ logger = logging.getLogger("nvcli")
 
 ENDPOINTS = URLS
 WINDOW_S = 24 * 3600
-MAX_LINES = 50_000
-MAX_ERRORS = 100  # told of a file that is refused
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 _MOMENTS = (
     "in_progress_at",
@@ -141,7 +139,7 @@ class BatchManager:
             except Exception as error:
                 logger.exception("batch %s failed", batch_id)
                 message = str(error) if isinstance(error, NvcliError) else type(error).__name__
-                self._refuse(batch, [_error("batch_failed", message)])
+                self._refuse(batch, [batch_error("batch_failed", message)])
 
     def _run(self, batch: Batch) -> None:
         output = self.folder / f"{batch['id']}.out.jsonl"
@@ -266,82 +264,3 @@ class _Progress:
 
     def note(self, text: str) -> None:
         logger.debug("%s", text)
-
-
-# --- files ---------------------------------------------------------------------------------------
-
-
-def _error(code: str, message: str, line: int | None = None, param: str | None = None) -> Any:
-    return {"code": code, "message": message[:500], "line": line, "param": param}
-
-
-def validate(
-    path: Path, endpoint: str, model_names: tuple[str, ...]
-) -> tuple[int, list[dict[str, Any]]]:
-    """Lines of an input file, and why it cannot be taken. What is wrong with a body only costs
-    its own line, later."""
-    errors: list[dict[str, Any]] = []
-    seen: set[str] = set()
-    total = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            total += 1
-            problem = _line_problem(line, endpoint, model_names, seen)
-            if problem is not None:
-                errors.append(_error(*problem, line=number))
-            if len(errors) >= MAX_ERRORS or total > MAX_LINES:
-                break
-    if total == 0:
-        errors.append(_error("empty_file", "the input file holds no request"))
-    if total > MAX_LINES:
-        errors.append(_error("too_many_requests", f"the file holds more than {MAX_LINES:,} lines"))
-    return total, errors
-
-
-def _line_problem(
-    line: bytes, endpoint: str, model_names: tuple[str, ...], seen: set[str]
-) -> tuple[str, str] | None:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return "invalid_json_line", "the line is not valid JSON"
-    if not isinstance(value, dict):
-        return "invalid_json_line", "the line is no JSON object"
-    custom_id = value.get("custom_id")
-    if not isinstance(custom_id, str) or not custom_id:
-        return "missing_custom_id", "custom_id is missing"
-    if custom_id in seen:
-        return "duplicate_custom_id", f"custom_id {custom_id[:80]!r} stands twice"
-    seen.add(custom_id)
-    if value.get("method") != "POST":
-        return "invalid_method", "method must be POST"
-    if value.get("url") != endpoint:
-        return "invalid_url", f"url must be the batch's endpoint, {endpoint}"
-    body = value.get("body")
-    if not isinstance(body, dict):
-        return "invalid_body", "body must be an object"
-    if body.get("model") not in model_names:
-        return "model_not_found", f"there is no model {str(body.get('model'))[:80]!r}"
-    if body.get("stream"):
-        return "invalid_body", "a batch cannot stream"
-    return None
-
-
-def split_output(output: Path, good: Path, bad: Path) -> tuple[int, int]:
-    """Part a run's lines in OpenAI's two files; -> how many went where."""
-    counts = [0, 0]
-    with good.open("wb") as first, bad.open("wb") as second:
-        if not output.exists():
-            return 0, 0
-        with output.open("rb") as lines:
-            for line in lines:
-                value = json.loads(line)
-                has_failed = value["error"] is not None
-                kept = {key: value[key] for key in ("id", "custom_id", "response")}
-                (second if has_failed else first).write(
-                    json.dumps({**kept, "error": None}).encode() + b"\n"
-                )
-                counts[has_failed] += 1
-    return counts[0], counts[1]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 30.0
 MAX_LISTED = 1000  # tools of one server; pages are read no further
 _CLOSE_TIMEOUT_S = 5.0
+_OUR_KEY = "NVCLI_API_KEY"  # no server's business, unless its entry names it
 _PROBE_TIMEOUT_S = 3.0
 
 T = TypeVar("T")
@@ -292,7 +293,7 @@ async def _transport(
     parameters = StdioServerParameters(
         command=expand(entry["command"]),
         args=[expand(str(arg)) for arg in entry.get("args") or ()],
-        env={**os.environ, **given},
+        env={**{k: v for k, v in os.environ.items() if k != _OUR_KEY}, **given},
         cwd=entry.get("cwd"),
     )
     quiet = stack.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115 - the stack does

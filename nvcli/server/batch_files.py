@@ -1,0 +1,90 @@
+"""The files of a batch: what is wrong with an input as a whole, and the two files it ends as."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_LINES = 50_000
+MAX_ERRORS = 100  # told of a file that is refused
+
+
+def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> Any:
+    return {"code": code, "message": message[:500], "line": line, "param": param}
+
+
+def validate(
+    path: Path, endpoint: str, model_names: tuple[str, ...]
+) -> tuple[int, list[dict[str, Any]]]:
+    """Lines of an input file, and why it cannot be taken. What is wrong with a body only costs
+    its own line, later."""
+    errors: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    total = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            total += 1
+            problem = _line_problem(line, endpoint, model_names, seen)
+            if problem is not None:
+                errors.append(batch_error(*problem, line=number))
+            if len(errors) >= MAX_ERRORS or total > MAX_LINES:
+                break
+    if total == 0:
+        errors.append(batch_error("empty_file", "the input file holds no request"))
+    if total > MAX_LINES:
+        errors.append(
+            batch_error("too_many_requests", f"the file holds more than {MAX_LINES:,} lines")
+        )
+    return total, errors
+
+
+def _line_problem(
+    line: bytes, endpoint: str, model_names: tuple[str, ...], seen: set[str]
+) -> tuple[str, str] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return "invalid_json_line", "the line is not valid JSON"
+    if not isinstance(value, dict):
+        return "invalid_json_line", "the line is no JSON object"
+    custom_id = value.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        return "missing_custom_id", "custom_id is missing"
+    if custom_id in seen:
+        return "duplicate_custom_id", f"custom_id {custom_id[:80]!r} stands twice"
+    seen.add(custom_id)
+    if value.get("method") != "POST":
+        return "invalid_method", "method must be POST"
+    if value.get("url") != endpoint:
+        return "invalid_url", f"url must be the batch's endpoint, {endpoint}"
+    body = value.get("body")
+    if not isinstance(body, dict):
+        return "invalid_body", "body must be an object"
+    if body.get("model") not in model_names:
+        return "model_not_found", f"there is no model {str(body.get('model'))[:80]!r}"
+    if body.get("stream"):
+        return "invalid_body", "a batch cannot stream"
+    return None
+
+
+def split_output(output: Path, good: Path, bad: Path) -> tuple[int, int]:
+    """Part a run's lines in OpenAI's two files; -> how many went where."""
+    counts = [0, 0]
+    with good.open("wb") as first, bad.open("wb") as second:
+        if not output.exists():
+            return 0, 0
+        with output.open("rb") as lines:
+            for line in lines:
+                value = json.loads(line)
+                has_failed = value["error"] is not None
+                kept = {key: value[key] for key in ("id", "custom_id", "response")}
+                (second if has_failed else first).write(
+                    json.dumps({**kept, "error": None}).encode() + b"\n"
+                )
+                counts[has_failed] += 1
+    return counts[0], counts[1]
