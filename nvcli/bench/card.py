@@ -238,7 +238,7 @@ def _limits(json: dict[str, Any]) -> list[str]:
     if limits["in_use"] is not None:
         text += f" · in use {percent(limits['in_use'])}"
     if limits["lambda_max"] is not None:
-        text += f" · λ_max = L_max/W {number(limits['lambda_max'])}/s"
+        text += f" · λ_max {number(limits['lambda_max'])}/s"
     return [*lines, text]
 
 

@@ -48,6 +48,8 @@ window        starts after the warm-up (MSER-5 of e2e and of L(t), at most half)
               last send
 beyond        queue wait of the engine, else requests waiting over lambda; preemptions;
               refusals (HTTP 429, 503)
+L_max         requests that the tightest resource allows; lambda_max: L_max / W, and no more than
+              the model gives with every slot taken
 repeats       Student's interval over the means of three or more runs of one load
 efficiency    floor / measured, the floor being bytes / bandwidth or FLOPs / peak
 ratio         predicted / measured

@@ -170,6 +170,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     json["energy"] = _energy(run, found, window)
     json["model_rows"] = model_rows(run, json)
     json["model_max"] = model_max(run, json)
+    _bound_rate(json)
     json["amdahl"] = amdahl_rows(run, json)
     json["warnings"] = warnings(run, inside, law, window, counts, pools)
     reasons = unsound(run, json, identity, law, window, pools)
@@ -231,6 +232,13 @@ def _distribution(ordered: list[float]) -> dict[str, Any]:
         if result[name] is not None
     }
     return result
+
+
+def _bound_rate(json: dict[str, Any]) -> None:
+    """lambda_max is L_max / W with the W of now; a full server is slower, as the model knows."""
+    limits, most = json["limits"], json["model_max"]
+    if limits and most and limits["lambda_max"] is not None:
+        limits["lambda_max"] = min(limits["lambda_max"], most["requests_per_s"])
 
 
 def _cache(inside: list[RequestRecord]) -> dict[str, Any]:

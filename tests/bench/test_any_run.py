@@ -190,3 +190,26 @@ def test_tokens_out_of_order_make_a_run_unsound() -> None:
     records[9].s_ns += 25 * MS  # its first token came before it was sent
     found = summarize(Run(HEADER, records, end={"interrupted": False, "planned": 400}))
     assert any(reason.startswith("2 requests have tokens") for reason in found.unsound)
+
+
+def test_l_max_and_the_rate_there() -> None:
+    """4 slots and W = 50 ms: 80 a second, were a full server no slower; KV holds more.
+
+    1,000 blocks of 16 for 8 in and 4 out: 16,000 / (8 + 2 + 8) = 888 on average.
+    """
+    header = {**HEADER, "resources": resources(num_blocks=1000, block_size=16, slots=4)}
+    end = {"interrupted": False, "planned": 400}
+    limits = summarize(Run(header, closed_loop(), end=end)).json["limits"]
+    assert (limits["l_max"], limits["binds"]) == (4, "sequence slots")
+    assert limits["rows"][0]["allows"] == 888
+    assert limits["lambda_max"] == pytest.approx(80, rel=0.01)
+    assert limits["in_use"] == pytest.approx(1, rel=0.02)
+    hardware = Hardware("x", 1e9, 1e10)  # the model is slower than that
+    header["perf_model"] = {
+        "shape": asdict(SMALL),
+        "cost": Cost.from_datasheet(SMALL, hardware).as_json(),
+        "budget": 1024,
+        "hardware": asdict(hardware),
+    }
+    found = summarize(Run({**header, "slots": 4}, closed_loop(), end=end)).json
+    assert found["limits"]["lambda_max"] == found["model_max"]["requests_per_s"] < 80
