@@ -17,7 +17,7 @@ from nvcli.cli.sessions import open_session
 from nvcli.cli.toolbox import open_tools
 from nvcli.errors import InterruptedRunError, NvcliError, RequestError
 from nvcli.repl.command_turns import code_blocks
-from nvcli.repl.numbers import SEPARATOR, statistics_line
+from nvcli.repl.numbers import SEPARATOR, emptiness, statistics_line
 from nvcli.repl.render import AnswerRenderer
 from nvcli.repl.screen import visible
 from nvcli.repl.shell import not_saved
@@ -200,8 +200,9 @@ class Printer:
             self._renderer.finish()
         if is_interrupted or output.finish_reason is FinishReason.ERROR:
             return
-        if not output.text and output.reasoning:
-            self._screen.warn("the answer is empty: the token limit came while the model thought")
+        empty = emptiness(output)
+        if empty is not None:
+            self._screen.warn(empty)
         for call in output.tool_calls:
             self._screen.warn(f"the model asks for a tool: {call.name}({call.arguments})")
         if options.schema is not None and output.finish_reason is FinishReason.LENGTH:

@@ -56,6 +56,15 @@ def ended_now(output: RequestOutput) -> RequestOutput:
     return replace(output, times=replace(output.times, finished=time.monotonic()))
 
 
+def emptiness(output: RequestOutput) -> str | None:
+    """Why nothing is to be seen, where that is so."""
+    if output.text.strip() or output.tool_calls or output.finish_reason is FinishReason.ERROR:
+        return None
+    if output.finish_reason is FinishReason.LENGTH and output.reasoning:
+        return "the answer is empty: the token limit came while the model thought"
+    return "the answer is empty"
+
+
 def statistics_line(output: RequestOutput, limit: int, *, is_interrupted: bool = False) -> str:
     """`412 tok · 96.1 tok/s · TTFT 38 ms · ctx 2.1k/32k (6 %) · cached 1 830 tok · stop`."""
     usage, times = output.usage, output.times

@@ -17,7 +17,7 @@ from nvcli.repl.command_turns import attach
 from nvcli.repl.commands import interpret, run_command
 from nvcli.repl.editor import edit_text
 from nvcli.repl.files import expand_mentions
-from nvcli.repl.numbers import SEPARATOR, context_meter, ended_now, statistics_line
+from nvcli.repl.numbers import SEPARATOR, context_meter, emptiness, ended_now, statistics_line
 from nvcli.repl.prompt import Prompt
 from nvcli.repl.render import AnswerRenderer, ThinkingView
 from nvcli.repl.screen import visible
@@ -108,10 +108,14 @@ def show_turn(
         screen.error(str(failure))
     elif output is None:
         screen.line_err("interrupted before the first token; /retry asks again", dim=True)
-    elif shell.show_stats or is_interrupted:
-        limit = shell.session.llm.max_model_len
-        line = statistics_line(output, limit, is_interrupted=is_interrupted)
-        screen.line_err(line, dim=True, separator=SEPARATOR)
+    else:
+        empty = emptiness(output)
+        if empty is not None and not is_interrupted:
+            screen.warn(f"{empty}; /retry asks again")
+        if shell.show_stats or is_interrupted:
+            limit = shell.session.llm.max_model_len
+            line = statistics_line(output, limit, is_interrupted=is_interrupted)
+            screen.line_err(line, dim=True, separator=SEPARATOR)
     return typeahead.text.strip("\n") if typeahead is not None else "", failure
 
 

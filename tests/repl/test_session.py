@@ -8,7 +8,7 @@ import time
 import pytest
 
 from nvcli.errors import ContextLengthError, InvalidParameterError, UsageError
-from nvcli.repl.numbers import ended_now, short_count, spaced, statistics_line
+from nvcli.repl.numbers import emptiness, ended_now, short_count, spaced, statistics_line
 from nvcli.repl.session import Session
 from nvcli.types import FinishReason, Message, RequestOutput, RequestTimes, Usage
 from tests.fakes import FakeLLM, Reply
@@ -183,3 +183,17 @@ def test_an_interrupted_answer_has_a_speed() -> None:
     )
     assert "tok/s" not in statistics_line(output, 100, is_interrupted=True)
     assert re.search(r"21 tok · \d+\.\d tok/s", statistics_line(ended_now(output), 100))
+
+
+def test_an_empty_answer_is_told_with_its_reason() -> None:
+    def answer(**more: object) -> str | None:
+        return emptiness(RequestOutput(request_id="r", **more))  # type: ignore[arg-type]
+
+    thought = {"reasoning": "Hm.", "finish_reason": FinishReason.LENGTH}
+    assert answer(**thought) == (
+        "the answer is empty: the token limit came while the model thought"
+    )
+    assert answer(reasoning="Hm.", finish_reason=FinishReason.STOP) == "the answer is empty"
+    assert answer(text=" \n", finish_reason=FinishReason.STOP) == "the answer is empty"
+    assert answer(text="4", finish_reason=FinishReason.LENGTH) is None
+    assert answer(error="x", finish_reason=FinishReason.ERROR) is None
