@@ -145,16 +145,28 @@ def measure_small(rows: int) -> dict[str, float]:
     slots = torch.arange(rows, device="cuda")
     logits = torch.randn(rows, 151_936, device="cuda", dtype=bf16)
     params_f = torch.zeros(rows, 8, device="cuda", dtype=torch.float64)
-    params_f[:, :2] = torch.tensor([0.6, 0.95])
+    params_f[:, :2] = torch.tensor([0.6, 1.0])
+    nucleus = params_f.clone()
+    nucleus[:, 1] = 0.95
     params_i = torch.zeros(rows, 8, device="cuda", dtype=torch.int64)
     top_20 = params_i.clone()
     top_20[:, 0] = 20
+    penalised = params_i.clone()
+    penalised[:, 4] = 1
     greedy = torch.zeros_like(params_f)
+    greedy[:, 5] = 1.1
+    counts = torch.zeros(rows, 151_936, device="cuda", dtype=torch.int32)
+    tables = sampling.Tables(
+        counts,
+        counts.bool(),
+        counts.float(),
+        torch.zeros(rows, 16, device="cuda", dtype=torch.int32),
+    )
     tokens = torch.zeros(rows, 64, device="cuda", dtype=torch.int32)
     out = torch.zeros(rows, device="cuda", dtype=torch.int32)
 
     def sample(f: Any, i: Any) -> None:
-        sampling.sample(logits, slots, slots * 0, f, i, tokens, out, 151_936)
+        sampling.sample(logits, slots, slots * 0, f, i, tokens, out, 151_936, tables)
 
     bodies: dict[str, Callable[[], Any]] = {
         "add_rms_norm": lambda: kernels.add_rms_norm(x, x, x[0], 1e-6),
@@ -164,7 +176,9 @@ def measure_small(rows: int) -> dict[str, float]:
         ),
         "sample_greedy": lambda: sample(greedy, params_i),
         "sample_random": lambda: sample(params_f, params_i),
-        "sample_top_20": lambda: sample(params_f, top_20),
+        "sample_top_20": lambda: sample(nucleus, top_20),
+        "sample_top_p": lambda: sample(nucleus, params_i),
+        "sample_penalties": lambda: sample(greedy, penalised),
     }
     found = {}
     for name, body in bodies.items():
