@@ -58,6 +58,9 @@ class EngineConfig:
     """Launch the next step before the last one is read; None: on CUDA yes, on the CPU no."""
     enforce_eager: bool = False
     """Launch every kernel of a step by itself instead of replaying CUDA graphs."""
+    deterministic: bool = False
+    """The same request gives the same ids, whatever shares its batch and however its prompt was
+    cut, cached or preempted: one slower way of computing for all batch sizes."""
     attention_backend: AttentionBackendName = "auto"
     """Which attention runs; `auto` takes the fastest that fits and says which."""
     generation_config: Literal["auto", "none"] = "auto"
@@ -81,7 +84,7 @@ class EngineConfig:
         self._check_between("max_num_batched_tokens", 1, MAX_INT)
         self._check_between("tensor_parallel_size", 1, MAX_INT)
         self._check_between("seed", -MAX_SEED, MAX_SEED)
-        for name in ("enable_prefix_caching", "run_ahead", "enforce_eager"):
+        for name in ("enable_prefix_caching", "run_ahead", "enforce_eager", "deterministic"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name == "run_ahead"):
                 raise UsageError(f"{name} must be True or False, got {value!r}", param=name)

@@ -75,6 +75,7 @@ STARTUP = SimpleNamespace(
     tensor_parallel_size=1,
     dtype="float32",
     kv_cache_dtype="float32",
+    deterministic=False,
     attention_backend="torch",
     attention_reason="the only one here",
     num_blocks=100,

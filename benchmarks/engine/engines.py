@@ -101,6 +101,7 @@ class Nvcli:
         startup = self._llm.startup
         return {
             "kv_cache_dtype": startup.kv_cache_dtype,
+            "deterministic": startup.deterministic,
             "attention": startup.attention_backend,
             "attention_reason": startup.attention_reason,
             "num_graphs": startup.num_graphs,

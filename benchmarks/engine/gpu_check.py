@@ -52,6 +52,7 @@ def attempt(name: str, check: Callable[[], Any]) -> Any:
 def check_kernels() -> None:
     import torch
 
+    from tests.kernels import test_deterministic_kernels as fixed
     from tests.kernels import test_fp8_cache as fp8
     from tests.kernels import test_gemv as gemv
     from tests.kernels import test_row_kernels as rows
@@ -79,7 +80,10 @@ def check_kernels() -> None:
         checks[f"skinny, {size} columns"] = partial(skinny.check, (8, 1024, size), bf16, "cuda")
     for name, case in attention.CASES.items():
         checks[f"attention, {name}"] = partial(attention.check, case, heads, bf16, "cuda")
+        checks[f"deterministic, {name}"] = partial(fixed.check_attention, case, heads, bf16, "cuda")
         checks[f"fp8, {name}"] = partial(fp8.check_attention, case, heads, bf16, "cuda")
+    for shape in fixed.CUDA_PRODUCTS:
+        checks[f"deterministic, {shape}"] = partial(fixed.check_product, shape, bf16, "cuda")
     checks["fp8 stores"] = lambda: fp8.check_stores("cuda", bf16)
     with torch.inference_mode():
         for name, check in checks.items():

@@ -33,6 +33,7 @@ from nvcli.engine.model_runner import ModelRunner
 from nvcli.engine.step_sampler import StepSampler
 from nvcli.kernels import launch, reference
 from nvcli.kernels.triton_attention import TritonAttention
+from nvcli.layers.linear import Linear
 from nvcli.models.config import ModelConfig
 
 HOPPER_SMS = 132
@@ -81,7 +82,9 @@ def resources(kernel: Any) -> str:
     return f"{meta.name:<24} warps {meta.num_warps} shared {meta.shared} {' '.join(found)}"
 
 
-def capture_steps(model: dict[str, Any], options: dict[str, Any]) -> None:
+def capture_steps(
+    model: dict[str, Any], options: dict[str, Any], *, deterministic: bool = False
+) -> None:
     """Run the body of every kind of bucket once, with one layer of the model."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -95,9 +98,13 @@ def capture_steps(model: dict[str, Any], options: dict[str, Any]) -> None:
             max_num_batched_tokens=1024,
             **options,
         )
-        attention = TritonAttention()
+        attention = TritonAttention(is_uniform=deterministic)
         attention._num_sms = HOPPER_SMS
         runner = ModelRunner(folder, ModelConfig.from_hf(folder), config, attention=attention)
+    assert isinstance(runner.model, torch.nn.Module)
+    for module in runner.model.modules():
+        if isinstance(module, Linear):
+            module.deterministic = deterministic
     runner._step_sampler = StepSampler(runner.state, runner.sampler, runner.vocab_size)
     graphs = cuda_graph.GraphRunner(
         runner.model,
@@ -118,6 +125,7 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3-0.6b", help=f"{', '.join(SHAPES)}, or a folder")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
+    parser.add_argument("--deterministic", action="store_true")
     args = parser.parse_args()
     compiler = Compiler()
     triton.runtime.driver.set_active(_NoGpu())
@@ -135,7 +143,7 @@ def main() -> None:
     folder = Path(args.model)
     model = shape.config() if shape else json.loads((folder / "config.json").read_text())
     options = {"max_model_len": args.max_model_len, "kv_cache_dtype": args.kv_cache_dtype}
-    capture_steps(model, options)
+    capture_steps(model, options, deterministic=args.deterministic)
     print(f"{len(compiler.kernels)} variants in {os.environ.get('TRITON_CACHE_DIR', '~/.triton')}")
     build_launchers(list(compiler.kernels.values()))
 

@@ -206,6 +206,7 @@ def batch(
     tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     enforce_eager: options.EnforceEagerOpt = False,
+    deterministic: options.DeterministicOpt = False,
     attach: options.AttachOpt = None,
     replicas: options.ReplicasOpt = None,
     ray_address: options.RayAddressOpt = None,
@@ -264,6 +265,7 @@ def batch(
         tensor_parallel_size=tensor_parallel_size,
         load_format=load_format,
         enforce_eager=enforce_eager,
+        deterministic=deterministic,
     )
     sampling = check_sampling(
         temperature=temperature,

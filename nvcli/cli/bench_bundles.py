@@ -28,6 +28,7 @@ class EngineOptions:
     tensor_parallel_size: options.TensorParallelOpt = None
     load_format: options.LoadFormatOpt = None
     enforce_eager: options.EnforceEagerOpt = False
+    deterministic: options.DeterministicOpt = False
 
     def given(self) -> dict[str, Any]:
         """What was given, as `EngineConfig` names it."""

@@ -160,6 +160,7 @@ def chat(
     tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     enforce_eager: options.EnforceEagerOpt = False,
+    deterministic: options.DeterministicOpt = False,
     attach: options.AttachOpt = None,
     temperature: options.TemperatureOpt = None,
     top_p: options.TopPOpt = None,
@@ -216,6 +217,7 @@ def chat(
             tensor_parallel_size=tensor_parallel_size,
             load_format=load_format,
             enforce_eager=enforce_eager,
+            deterministic=deterministic,
         )
     sampling = check_sampling(
         temperature=temperature,

@@ -212,6 +212,14 @@ EnforceEagerOpt = Annotated[
         help="Launch each kernel by itself, without CUDA graphs; to look for a fault.",
     ),
 ]
+DeterministicOpt = Annotated[
+    bool,
+    _option(
+        "--deterministic",
+        group=MODEL,
+        help="Exactly the same tokens, whatever shares the batch; slower.",
+    ),
+]
 MaxModelLenOpt = Annotated[
     int | None,
     _option(

@@ -249,6 +249,7 @@ def serve(
     tensor_parallel_size: options.TensorParallelOpt = None,
     load_format: options.LoadFormatOpt = None,
     enforce_eager: options.EnforceEagerOpt = False,
+    deterministic: options.DeterministicOpt = False,
     replicas: options.ReplicasOpt = None,
     ray_address: options.RayAddressOpt = None,
     host: HostOpt = "127.0.0.1",
@@ -293,6 +294,7 @@ def serve(
         tensor_parallel_size=tensor_parallel_size,
         load_format=load_format,
         enforce_eager=enforce_eager,
+        deterministic=deterministic,
         generation_config=generation_config.value,
     )
     config = ServerConfig(

@@ -30,7 +30,9 @@ from nvcli.engine.sampler import Sampler
 from nvcli.engine.sequence import Sequence
 from nvcli.engine.step import Row, SlotInit, StepPlan
 from nvcli.engine.step_runner import StepRunner
-from nvcli.errors import DeviceError, EngineError, OutOfMemoryError
+from nvcli.engine.token_by_token import TokenByToken
+from nvcli.errors import DeviceError, EngineError, OutOfMemoryError, UsageError
+from nvcli.layers.linear import Linear
 from nvcli.parallel import SOLO, TPGroup
 from nvcli.types import SamplingParams
 
@@ -65,6 +67,7 @@ class StartupReport:
     pool_bytes: int
     weights_bytes: int  # of this rank, as `pool_bytes`
     tensor_parallel_size: int = 1
+    deterministic: bool = False
     num_graphs: int = 0
     graph_bytes: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
@@ -158,6 +161,8 @@ class ModelRunner(StepRunner):
         with _stage(stage_s, "weights"):
             self.model = model if model is not None else self._load_model(folder)
         self._weights_bytes = _num_bytes(self.model)
+        if config.deterministic:
+            self._make_deterministic()
         self._kv_scales: Tensor | None = None  # [L, 2, Hk]
         if self._spec.dtype == torch.float8_e4m3fn:
             with torch.inference_mode():
@@ -186,6 +191,7 @@ class ModelRunner(StepRunner):
             pool_bytes=self.kv_cache.nbytes,
             weights_bytes=self._weights_bytes,
             tensor_parallel_size=group.size,
+            deterministic=config.deterministic,
             num_graphs=self.graphs.num_graphs if self.graphs is not None else 0,
             graph_bytes=graph_bytes,
             stage_s=stage_s,
@@ -206,6 +212,21 @@ class ModelRunner(StepRunner):
             group=self.group,
         )
 
+    def _make_deterministic(self) -> None:
+        if self.device.type == "cpu":
+            self.model = TokenByToken(self.model)
+            return
+        if self.group.size > 2:
+            raise UsageError(
+                "--deterministic takes at most 2 GPUs: the order in which more are summed up "
+                "depends on the size of the step",
+                param="deterministic",
+            )
+        assert isinstance(self.model, torch.nn.Module), "a model of layers"
+        for module in self.model.modules():
+            if isinstance(module, Linear):
+                module.deterministic = True
+
     def _select_attention(self) -> tuple[AttentionBackend, str]:
         from nvcli.kernels.attention import select_backend
 
@@ -215,6 +236,7 @@ class ModelRunner(StepRunner):
             dtype=self._spec.dtype,
             head_dim=self._spec.head_dim,
             block_size=self.block_size,
+            deterministic=self.config.deterministic,
         )
 
     @property
@@ -344,7 +366,7 @@ class ModelRunner(StepRunner):
             kv_cache=self.kv_cache,
             device=self.device,
         )
-        self.sampler = Sampler(self.state, self.vocab_size)
+        self.sampler = Sampler(self.state, self.vocab_size, deterministic=self.config.deterministic)
         self.graphs = None
         self._step_sampler = None
         if self.device.type == "cuda" and kernels.uses_triton():

@@ -182,8 +182,10 @@ def filter_sorted(
 class Sampler:
     """Samples a step's rows. Every method enqueues and none waits for the device."""
 
-    def __init__(self, state: DeviceState, vocab_size: int) -> None:
+    def __init__(self, state: DeviceState, vocab_size: int, *, deterministic: bool = False) -> None:
+        """deterministic: each row by itself, as other numbers of rows may sum in other orders."""
         self.state = state
+        self.deterministic = deterministic
         self.vocab_size = vocab_size  # ids the tokenizer knows; the logits may be wider
         self._groups: list[Group] = []
         self._masks: list[Array | None] | None = None  # of this step
@@ -222,6 +224,7 @@ class Sampler:
         parts: list[tuple[GroupKey, list[int]]] = []
         for key, rows in members.items():
             size = max_rows if key.needs_whole_rows else len(rows)
+            size = 1 if self.deterministic else size
             parts += [(key, rows[i : i + size]) for i in range(0, len(rows), size)]
         for key, rows in parts:
             index = None if len(parts) == 1 else self.state.upload_index(rows)

@@ -53,7 +53,14 @@ def _use_triton(x: Tensor) -> bool:
     return x.device.type == "cuda" and uses_triton()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None = None,
+    *,
+    deterministic: bool = False,
+) -> Tensor:
     """x W^T + b.
 
     x:       [T, in]
@@ -61,7 +68,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = 
     bias:    [out] or None
     out:     [T, out] to write to, where there is no bias
     returns  [T, out], contiguous
+
+    deterministic: on CUDA, no row's result depends on the others, nor on how many they are
     """
+    if deterministic and _use_triton(x):
+        from nvcli.kernels import gemm
+
+        return gemm.linear(x, weight, bias, out)
     if _use_triton(x):
         from nvcli.kernels import gemv, skinny
 
@@ -110,6 +123,8 @@ def norm_linear(
     eps: float,
     weight: Tensor,
     bias: Tensor | None,
+    *,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(linear(rms_norm(x + residual)), x + residual).
 
@@ -118,13 +133,13 @@ def norm_linear(
     weight:       [out, E]
     bias:         [out] or None
     """
-    if _use_triton(x):
+    if _use_triton(x) and not deterministic:
         from nvcli.kernels import gemv
 
         if gemv.fits(x, weight, bias, has_norm=True):
             return gemv.norm_linear(x, residual, norm_weight, eps, weight)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
-    return linear(normed, weight, bias), total
+    return linear(normed, weight, bias, deterministic=deterministic), total
 
 
 def norm_swiglu(
@@ -134,23 +149,25 @@ def norm_swiglu(
     eps: float,
     weight: Tensor,
     bias: Tensor | None,
+    *,
+    deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(silu_and_mul(linear(rms_norm(x + residual))), x + residual).
 
     weight: [2F, E], gate above up; the rest as in `norm_linear`; the first result is [T, F]
     """
-    if _use_triton(x):
+    if _use_triton(x) and not deterministic:
         from nvcli.kernels import gemv
 
         if gemv.fits(x, weight, bias, has_norm=True):
             return gemv.norm_swiglu(x, residual, norm_weight, eps, weight)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
-    if _use_triton(x):
+    if _use_triton(x) and not deterministic:
         from nvcli.kernels import skinny
 
         if skinny.fits(normed, weight, bias, is_swiglu=True):
             return skinny.swiglu(normed, weight), total
-    return silu_and_mul(linear(normed, weight, bias)), total
+    return silu_and_mul(linear(normed, weight, bias, deterministic=deterministic)), total
 
 
 def _norm_of_sum(

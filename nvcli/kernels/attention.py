@@ -56,16 +56,25 @@ _FAST: dict[str, type[TritonAttention | FlashAttention2 | FlashAttention3]] = {
 
 
 def select_backend(
-    name: str, *, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    deterministic: bool = False,
 ) -> tuple[AttentionBackend, str]:
     """The backend for these shapes, and one line that says why.
 
-    name: `auto`, `torch`, `fa2`, `fa3` or `triton`; dtype is the KV cache's.
+    name: `auto`, `torch`, `fa2`, `fa3` or `triton`; dtype is the KV cache's. On CUDA,
+    `deterministic` leaves our own, which then takes one way for all rows.
 
     Raises `DeviceError` when a backend named by the user cannot run here.
     """
+    if deterministic and device.type == "cuda":
+        return _deterministic(name, device, dtype, head_dim, block_size)
     if name == "torch":
-        return TorchAttention(), "torch, as asked"
+        return TorchAttention(is_uniform=deterministic), "torch, as asked"
     if name in _FAST:
         fast = _FAST[name]
         obstacle = fast.obstacle(device, dtype, head_dim, block_size)
@@ -76,7 +85,7 @@ def select_backend(
         return fast(), f"{name}, as asked"
     assert name == "auto", f"unknown attention backend {name!r}"
     if device.type != "cuda":
-        return TorchAttention(), f"torch, for the {device.type.upper()}"
+        return TorchAttention(is_uniform=deterministic), f"torch, for the {device.type.upper()}"
     obstacles: list[str] = []
     candidates = _FAST if kernels.uses_triton() else {k: _FAST[k] for k in ("fa3", "fa2")}
     for key, fast in candidates.items():
@@ -87,6 +96,20 @@ def select_backend(
             return fast(), "; ".join([f"{key}, the fastest that fits", *obstacles])
         obstacles.append(f"no {key}: {obstacle}")
     return TorchAttention(), "; ".join(["torch, slow on CUDA", *obstacles])
+
+
+def _deterministic(
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> tuple[AttentionBackend, str]:
+    if name not in ("auto", "triton"):
+        obstacle: str | None = f"attention backend {name} is not deterministic; use triton"
+    elif not kernels.uses_triton():
+        obstacle = "it needs Triton, which is not installed or turned off by NVCLI_KERNELS"
+    else:
+        obstacle = TritonAttention.obstacle(device, dtype, head_dim, block_size)
+    if obstacle is not None:
+        raise DeviceError(f"--deterministic cannot run: {obstacle}", param="deterministic")
+    return TritonAttention(is_uniform=True), "triton, deterministic"
 
 
 def _with_library_prefill(

@@ -97,6 +97,7 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     TOKENS_PER_TILE: tl.constexpr,
     ROWS_POW2: tl.constexpr,
     SORT: tl.constexpr,
+    UNIFORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. One program, one lane a row.
@@ -111,7 +112,8 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     slot = tl.load(slots_ptr + row, mask=is_row, other=0).to(tl.int32)
 
     # 2. Prefill rows: consecutive tiles of queries, the last first.
-    num_tiles = tl.where(is_row & (n > 1), tl.cdiv(n, TOKENS_PER_TILE), 0)
+    LEAST: tl.constexpr = 1 if UNIFORM else 2
+    num_tiles = tl.where(is_row & (n >= LEAST), tl.cdiv(n, TOKENS_PER_TILE), 0)
     end = tl.cumsum(num_tiles, axis=0)
     for i in range(tl.max(num_tiles, axis=0)):
         tile = end - num_tiles + i
@@ -126,7 +128,7 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
 
     # 3. Decode rows: consecutive items, one a chunk of keys. Of many rows the longest come first,
     #    so that none of them is the last to start.
-    is_decode = is_row & (n == 1)
+    is_decode = is_row & (n == 1) & (n < LEAST)
     decode_keys = tl.where(is_decode, keys, 0)
     if SORT:
         order = tl.sort(decode_keys.to(tl.int64) * ROWS_POW2 + row, descending=True)
@@ -159,9 +161,9 @@ def max_items(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
     return num_rows + -(-programs_per_sm(num_rows) * num_sms // num_kv_heads)
 
 
-def max_tiles(num_rows: int, num_tokens: int, tokens_per_tile: int) -> int:
-    """Bound on prefill tiles: rows of two tokens and more, each with one tile that is not full."""
-    return num_tokens // tokens_per_tile + min(num_rows, num_tokens // 2)
+def max_tiles(num_rows: int, num_tokens: int, tokens_per_tile: int, least: int = 2) -> int:
+    """Bound on prefill tiles: rows of `least` tokens and more have one each that is not full."""
+    return num_tokens // tokens_per_tile + min(num_rows, num_tokens // least)
 
 
 def make_plan(
@@ -175,14 +177,17 @@ def make_plan(
     tokens_per_tile: int,
     has_decode: bool,
     has_prefill: bool,
+    is_uniform: bool = False,
 ) -> AttentionPlan:
     """The lists for one step; enqueued, nothing is read back.
 
     cu_seqlens_q: [B + 1] int32; seq_lens: [B] int32; slots: [B] int64
+    is_uniform: rows of one token are tiles too
     """
     num_rows, device = seq_lens.shape[0], seq_lens.device
     num_items = max_items(num_rows, num_kv_heads, num_sms) if has_decode else 0
-    num_tiles = max_tiles(num_rows, num_tokens, tokens_per_tile) if has_prefill else 0
+    least = 1 if is_uniform else 2
+    num_tiles = max_tiles(num_rows, num_tokens, tokens_per_tile, least) if has_prefill else 0
     items = torch.empty((num_items, RECORD), dtype=torch.int32, device=device)
     tiles = torch.empty((num_tiles, RECORD), dtype=torch.int32, device=device)
     sizes = torch.empty(2, dtype=torch.int32, device=device)
@@ -204,7 +209,8 @@ def make_plan(
         TILE=KEYS_PER_TILE,
         TOKENS_PER_TILE=tokens_per_tile,
         ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
-        SORT=num_rows >= SORTED_FROM,
+        SORT=num_rows >= SORTED_FROM and not is_uniform,
+        UNIFORM=is_uniform,
         **launch_options(device, num_warps=4),
     )
     return AttentionPlan(items, tiles, sizes, has_decode, has_prefill)

@@ -4,6 +4,10 @@ A program takes a tile of queries of one KV head: tokens times the query heads t
 are the rows of one matrix, so keys and values are read once for all of them. Keys that every query
 of the tile sees are walked without a mask, the few around the diagonal with one. A row's tokens are
 the last of its keys; what stands before them is prefix, from an earlier chunk or the prefix cache.
+
+Uniform, for `--deterministic`, every row is such a tile, also one of a single token, and every key
+is walked with a mask. Keys come in blocks that begin at multiples of KEYS, and a block that a token
+does not see changes none of its bits: so no token's result depends on the others of its tile.
 """
 
 from __future__ import annotations
@@ -23,12 +27,14 @@ if TYPE_CHECKING:
     from nvcli.kernels.attention_plan import AttentionPlan
 
 QUERY_ROWS = 128  # tokens times query heads of a tile
+UNIFORM_ROWS = 64  # the same where decoding rows have such tiles too
 KEYS = 64
 NUM_WARPS, NUM_STAGES = 8, 3
+UNIFORM_WARPS = 4
 
 
-def tokens_per_tile(group_size: int) -> int:
-    return QUERY_ROWS // group_size
+def tokens_per_tile(group_size: int, *, is_uniform: bool = False) -> int:
+    return (UNIFORM_ROWS if is_uniform else QUERY_ROWS) // group_size
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -53,6 +59,7 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     HEAD_STRIDE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    UNIFORM: tl.constexpr,
     PRECISION: tl.constexpr,
     FP8: tl.constexpr,
     PDL: tl.constexpr,
@@ -89,6 +96,8 @@ def _prefill_kernel(  # type: ignore[no-untyped-def]
     prefix = num_keys - num_tokens
     position = prefix + token
     seen_by_all = (prefix + first + 1) // KEYS * KEYS
+    if UNIFORM:
+        seen_by_all = 0
     seen_by_last = prefix + tl.minimum(first + TOKENS, num_tokens)
 
     best = tl.full((ROWS,), -1e30, tl.float32)
@@ -147,6 +156,8 @@ def prefill_attention(
     softmax_scale: float,
     out: Tensor,
     kv_scales: Tensor | None = None,
+    *,
+    is_uniform: bool = False,
 ) -> None:
     """Attention of the plan's rows of more tokens, into `out`. Reference:
     `reference.paged_attention`.
@@ -155,6 +166,7 @@ def prefill_attention(
     k_cache, v_cache:  [N, P, Hk, D]   equal strides, unit in D; P and D powers of two
     block_table:       [S, M] int32
     kv_scales:         [2, Hk] float32, contiguous, with an fp8 cache
+    is_uniform:        as the plan was made
 
     4 n k Hq D operations for n tokens that see k keys each. Grid: tiles by KV heads.
     """
@@ -185,9 +197,12 @@ def prefill_attention(
         BLOCK_STRIDE=k_cache.stride(0),
         OFFSET_STRIDE=k_cache.stride(1),
         HEAD_STRIDE=k_cache.stride(2),
-        ROWS=QUERY_ROWS,
+        ROWS=UNIFORM_ROWS if is_uniform else QUERY_ROWS,
         KEYS=KEYS,
+        UNIFORM=is_uniform,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FP8=kv_scales is not None,
-        **launch_options(q.device, num_warps=NUM_WARPS, num_stages=NUM_STAGES),
+        **launch_options(
+            q.device, num_warps=UNIFORM_WARPS if is_uniform else NUM_WARPS, num_stages=NUM_STAGES
+        ),
     )

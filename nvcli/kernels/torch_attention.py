@@ -50,7 +50,9 @@ class _Plan:
 class TorchAttention:
     name = "torch"
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_uniform: bool = False) -> None:
+        """is_uniform: keys always stand in the same layout, however their blocks lie."""
+        self.is_uniform = is_uniform
         self._scratch: list[Tensor] = []  # for gathered K and V: a large malloc costs page faults
 
     def forward(
@@ -65,7 +67,7 @@ class TorchAttention:
         if kv_scales is not None:  # bits, which every op can move
             k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
         if batch.plan is None:
-            batch.plan = _make_plan(batch, q, k_cache)
+            batch.plan = _make_plan(batch, q, k_cache, can_view=not self.is_uniform)
         plan = cast("_Plan", batch.plan)
         if plan.covers_all:
             return self._attend(q, k_cache, v_cache, plan.groups[0], softmax_scale, kv_scales)
@@ -141,9 +143,9 @@ class TorchAttention:
         return k, v
 
 
-def _make_plan(batch: ForwardBatch, q: Tensor, k_cache: Tensor) -> _Plan:
+def _make_plan(batch: ForwardBatch, q: Tensor, k_cache: Tensor, *, can_view: bool) -> _Plan:
     block_size = k_cache.shape[1]
-    can_view = k_cache.is_contiguous()
+    can_view = can_view and k_cache.is_contiguous()
     groups: list[_Group] = []
     decoding: list[tuple[int, int]] = []  # (token, row) still to be gathered in groups
     token = 0

@@ -27,9 +27,15 @@ MIN_COUNTERS = 1024  # rows
 class TritonAttention:
     name = "triton"
 
-    def __init__(self, prefill: AttentionBackend | None = None) -> None:
-        """prefill: takes eager steps that are not all decode."""
+    def __init__(
+        self, prefill: AttentionBackend | None = None, *, is_uniform: bool = False
+    ) -> None:
+        """prefill: takes eager steps that are not all decode. is_uniform: one kernel for all rows,
+        and no row's result depends on another.
+        """
+        assert prefill is None or not is_uniform, "a library does not know uniform rows"
         self._prefill = prefill
+        self.is_uniform = is_uniform
         self._counters: list[Tensor] = []  # the last is in use; captured graphs know the others
         self._num_sms: int | None = None
 
@@ -82,7 +88,10 @@ class TritonAttention:
                 q, k_cache, v_cache, table, plan, counters, softmax_scale, out, kv_scales
             )
         if plan.has_prefill:
-            prefill_attention(q, k_cache, v_cache, table, plan, softmax_scale, out, kv_scales)
+            prefill_attention(
+                *(q, k_cache, v_cache, table, plan, softmax_scale, out, kv_scales),
+                is_uniform=self.is_uniform,
+            )
         return out
 
     @staticmethod
@@ -102,9 +111,11 @@ class TritonAttention:
             num_tokens=num_tokens,
             num_kv_heads=num_kv_heads,
             num_sms=self._sms(q.device),
-            tokens_per_tile=tokens_per_tile(num_heads // num_kv_heads),
-            has_decode=is_decode or batch.is_padded or 1 in batch.query_lens,
-            has_prefill=not is_decode,
+            tokens_per_tile=tokens_per_tile(num_heads // num_kv_heads, is_uniform=self.is_uniform),
+            has_decode=not self.is_uniform
+            and (is_decode or batch.is_padded or 1 in batch.query_lens),
+            has_prefill=self.is_uniform or not is_decode,
+            is_uniform=self.is_uniform,
         )
 
     def _sms(self, device: torch.device) -> int:

@@ -72,6 +72,7 @@ class Linear(nn.Module):
         group: TPGroup = SOLO,
     ) -> None:
         super().__init__()
+        self.deterministic = False  # see `kernels.linear`; the runner sets it
         self.parts = parts
         self.columns = Share.all_of(in_features) if isinstance(in_features, int) else in_features
         self.group = group
@@ -87,9 +88,13 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
         if not self.sums:
-            return kernels.linear(x, self.weight, self.bias)
-        y = self.group.all_reduce(kernels.linear(x, self.weight, None))
+            return self.product(x, self.bias)
+        y = self.group.all_reduce(self.product(x, None))
         return y if self.bias is None else y.add_(self.bias)
+
+    def product(self, x: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """This rank's share: x W^T, into `out` where it is given."""
+        return kernels.linear(x, self.weight, bias, out, deterministic=self.deterministic)
 
     def checkpoint_parts(self) -> Iterator[tuple[str, Part]]:
         """(checkpoint name, what it fills), relative to the layer's parent module."""

@@ -34,11 +34,15 @@ class RMSNorm(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """([T, out] projection of the sum's norm, [T, E] the sum). No residual: the sum is x."""
         return kernels.norm_linear(
-            x, residual, self.weight, self.eps, projection.weight, projection.bias
+            *(x, residual, self.weight, self.eps, projection.weight, projection.bias),
+            deterministic=projection.deterministic,
         )
 
     def project_swiglu(
         self, x: Tensor, residual: Tensor | None, gate_up: Linear
     ) -> tuple[Tensor, Tensor]:
         """([T, F] silu(gate) * up of the sum's norm, [T, E] the sum)."""
-        return kernels.norm_swiglu(x, residual, self.weight, self.eps, gate_up.weight, gate_up.bias)
+        return kernels.norm_swiglu(
+            *(x, residual, self.weight, self.eps, gate_up.weight, gate_up.bias),
+            deterministic=gate_up.deterministic,
+        )

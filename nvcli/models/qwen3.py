@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
-from nvcli import kernels
 from nvcli.layers.attention import Attention
 from nvcli.layers.linear import Embedding, Linear
 from nvcli.layers.norm import RMSNorm
@@ -147,8 +146,8 @@ class Qwen3ForCausalLM(nn.Module):
         out: where to write them, for a captured step whose logits have a fixed address.
         """
         if self.group.size == 1:
-            return kernels.linear(hidden, self.lm_head.weight, None, out)
-        return self.group.gather_columns(kernels.linear(hidden, self.lm_head.weight, None), out)
+            return self.lm_head.product(hidden, None, out)
+        return self.group.gather_columns(self.lm_head.product(hidden, None), out)
 
     def kv_limits(self) -> Tensor:
         """[L, 2, Hk] float32: bounds on keys and values of each layer and head, from the weights

@@ -35,8 +35,9 @@ def startup_lines(report: Startup) -> list[str]:
         (f"{num_ranks} x {report.device}", " each") if num_ranks > 1 else (report.device, "")
     )
     kind = "" if report.kv_cache_dtype == report.dtype else f" in {report.kv_cache_dtype}"
+    mode = ", deterministic" if report.deterministic else ""
     lines = [
-        f"{where}, {report.dtype}, attention {report.attention_backend}"
+        f"{where}, {report.dtype}{mode}, attention {report.attention_backend}"
         f" ({report.attention_reason})",
         f"weights {report.weights_bytes / 2**30:.2f} GiB, KV cache {report.pool_bytes / 2**30:.2f}"
         f" GiB{each}{kind} for {spaced(tokens)} tokens",

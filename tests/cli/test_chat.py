@@ -105,12 +105,13 @@ def test_flags_reach_the_sampling_parameters(cli: Cli) -> None:
 def test_flags_reach_the_engine(cli: Cli) -> None:
     flags = "--device cpu --dtype float32 --max-model-len 4k --max-num-seqs 2 -m here"
     cli("chat", *flags.split(), "--gpu-memory-utilization", "0.4", "--load-format", "dummy", "x",
-        "--kv-cache-dtype", "fp8", "--enforce-eager")  # fmt: skip
+        "--kv-cache-dtype", "fp8", "--enforce-eager", "--deterministic")  # fmt: skip
     config = cli.loads[-1]
     assert (config.model, config.device, config.dtype) == ("here", "cpu", "float32")
     assert (config.max_model_len, config.max_num_seqs) == (4096, 2)
     assert (config.memory_utilization, config.load_format) == (0.4, "dummy")
     assert (config.kv_cache_dtype, config.enforce_eager) == ("fp8", True)
+    assert config.deterministic
 
 
 def test_environment_gives_defaults_and_flags_win(
