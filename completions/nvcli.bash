@@ -25,7 +25,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "chat")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --attach -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --tools --mcp --allow-tool -c --continue --session --no-save --show-thinking --no-stream -x --extract --json --stream-json --stats --stats-json --dry-run --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --attach -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --tools --mcp --allow-tool -c --continue --session --no-save --show-thinking --no-stream -x --extract --json --stream-json --stats --stats-json --dry-run --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -44,7 +44,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "batch")
-            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --attach --replicas --ray-address -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --attach --replicas --ray-address -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:files
             case "$prev" in
                 -o|--output|--schema|--stats-json|--log-file|--config) kind=files ;;
@@ -65,7 +65,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --replicas --ray-address --host --port --uds --ready-file --api-key-file --cors-origin --mcp --mcp-allow --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --replicas --ray-address --host --port --uds --ready-file --api-key-file --cors-origin --mcp --mcp-allow --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -113,7 +113,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --in-len --out-len --seed --out --json -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --in-len --out-len --seed --out --json -h --help"
             kind=argument:words words="latency throughput report compare serve sweep plan"
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -125,7 +125,7 @@ _nvcli() {
                 --out) kind=files ;;
             esac ;;
         "bench latency")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -139,7 +139,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench throughput")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --requests --duration --until-ci --repeat --warmup --slo --gpu-metrics --in-len --out-len --data --prefix --cache --turns --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic -c --concurrency --requests --duration --until-ci --repeat --warmup --slo --gpu-metrics --in-len --out-len --data --prefix --cache --turns --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -172,7 +172,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --until-ci --repeat --self-test --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --until-ci --repeat --self-test --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -188,7 +188,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench sweep")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
