@@ -35,6 +35,40 @@ def cpu_generate() -> str:
     return "\n".join([*lines, "", provenance(row)])
 
 
+# metric of a workload, what it is called, and whether more is better
+ENGINE_WORKLOADS = {
+    "B": ("tpot_ms", "one stream, ms a token", False),
+    "C8": ("tok_s", "8 streams, tokens/s", True),
+    "C32": ("tok_s", "32 streams, tokens/s", True),
+    "C64": ("tok_s", "64 streams, tokens/s", True),
+    "C256": ("tok_s", "256 streams, tokens/s", True),
+    "A": ("tok_s", "256 requests of mixed length, tokens/s", True),
+    "D": ("prefill_tok_s", "64 prompts of 2,048, prompt tokens/s", True),
+    "E": ("cold_s", "256 prompts sharing 2,048 tokens, s", False),
+    "L": ("ttft_s", "one prompt of 32,768, s", False),
+    "start": ("ready_s", "start to ready, nothing compiled yet, s", False),
+}
+
+
+def engine() -> str:
+    """The last run of nvcli beside vLLM on Qwen3-0.6B: a row of each, which name one another."""
+    lines = (RESULTS / "engine.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = {}
+    for row in map(json.loads, lines):
+        if row["peer"] in ("nvcli", "vllm") and row["config"]["model"] == "qwen3-0.6b":
+            rows[row["config"]["engine"]] = row
+    table = ["| | nvcli | vLLM | factor |", "|---|--:|--:|--:|"]
+    for workload, (metric, name, is_rate) in ENGINE_WORKLOADS.items():
+        ours, theirs = (rows[engine]["metrics"][workload][metric] for engine in ("nvcli", "vllm"))
+        factor = ours / theirs if is_rate else theirs / ours
+        table.append(f"| {name} | {_number(ours)} | {_number(theirs)} | {factor:.2f}x |")
+    return "\n".join([*table, "", provenance(rows["nvcli"])])
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def provenance(row: dict[str, Any]) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in row["versions"].items() if k in ("torch", "vllm"))
     return (
@@ -43,7 +77,7 @@ def provenance(row: dict[str, Any]) -> str:
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {"cpu_generate": cpu_generate}
+TABLES: dict[str, Callable[[], str]] = {"engine": engine, "cpu_generate": cpu_generate}
 
 
 def fill(text: str) -> str:
