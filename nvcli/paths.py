@@ -9,7 +9,7 @@ import site
 import sys
 from pathlib import Path
 
-_NOWHERE = Path("/nonexistent")  # nothing is read there, and nothing can be written
+_NOWHERE = Path(os.devnull)  # no folder: nothing is found below it, nobody can write there
 
 
 def home_folder() -> Path:

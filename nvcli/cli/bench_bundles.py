@@ -56,7 +56,8 @@ class WorkloadOptions:
 
     def workload(self) -> Workload:
         """Raises `UsageError`, also for a file of prompts that is none: before a model loads."""
-        from nvcli.bench.workload import Lengths, Workload, read_prompts
+        from nvcli.bench.prompts import read_prompts
+        from nvcli.bench.workload import Lengths, Workload
 
         if self.data != "random" and self.in_len is not None:
             raise UsageError("--in-len is for --data random; a file has its own prompts")

@@ -143,7 +143,7 @@ def _read(path: Path, name: str, *, is_required: bool) -> dict[str, Any] | None:
         if len(data) > _MAX_BYTES:
             raise UsageError(f"{name} is too large for a configuration", param="config")
         return tomllib.loads(data.decode("utf-8"))
-    except FileNotFoundError as exc:
+    except (FileNotFoundError, NotADirectoryError) as exc:
         if is_required:
             raise UsageError(f"cannot read {name}: there is no such file", param="config") from exc
         return None
