@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = {ProgressMode.BAR: 0.2, ProgressMode.PLAIN: 10.0, ProgressMode.JSON: 1.0}
 _QUIET_INTERVAL_S = 60.0
+_FIRST_WAVE_S = 30.0  # in which few records end, though many run
 _QUIET_START_S = 30.0
 
 
@@ -77,6 +78,8 @@ class Counts:
     def eta_s(self) -> float | None:
         if self.total is None or self.num_ended == 0:
             return None
+        if self.num_ended < self.num_running / 2 and self.elapsed_s < _FIRST_WAVE_S:
+            return None  # too early to tell
         per_s = self.pace.per_s(self.elapsed_s, self.num_ended)
         return (self.total - self.num_ended) / per_s
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from nvcli.batch.admission import Waves
 from nvcli.batch.engine import max_num_seqs
 from nvcli.batch.feed import Failed, Feed, FeedEnd, Prepared, Preparer, failure_of
+from nvcli.batch.heap import frozen_heap
 from nvcli.batch.options import Order
 from nvcli.batch.running import Running
 from nvcli.batch.signals import Wish, handle_signals
@@ -110,7 +111,7 @@ class BatchRun:
         self._error: NvcliError | None = None  # why the run ends early, once it is decided
 
     def execute(self) -> None:
-        with handle_signals(self._events.put):
+        with handle_signals(self._events.put), frozen_heap():
             self._feed.start()
             try:
                 self._loop()

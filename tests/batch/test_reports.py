@@ -80,6 +80,7 @@ def test_held_records_count_as_ended() -> None:
     assert 9 < counts.eta_s < 11
     assert Counts(total=400).eta_s is None
     assert Counts(num_written=5).eta_s is None
+    assert Counts(total=400, num_written=5, num_running=100).eta_s is None  # too early to tell
 
 
 def test_plain_and_json_and_none() -> None:

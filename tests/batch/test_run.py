@@ -23,6 +23,7 @@ from nvcli.batch.options import (
 )
 from nvcli.batch.output_lines import encode_line, text_line
 from nvcli.batch.run import TooManyErrorsError
+from nvcli.batch.sink import LineSink
 from nvcli.batch.source import InputError
 from nvcli.errors import EngineClosedError, UsageError
 from tests.batch.support import (
@@ -504,6 +505,24 @@ def test_a_wide_window_brings_shared_prefixes_together(tmp_path: Path) -> None:
         assert [line["index"] for line in read_lines(tmp_path / "out.jsonl")] == list(range(400))
     assert together[8] < 20
     assert together[80] > 150
+
+
+def test_the_heap_is_frozen_for_the_run_only(tmp_path: Path) -> None:
+    import gc
+
+    before, num_frozen = gc.get_threshold(), gc.get_freeze_count()
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = LineSink.write
+
+        def write(self: LineSink, line: bytes) -> None:
+            seen.append(gc.get_freeze_count())
+            real(self, line)
+
+        patch.setattr(LineSink, "write", write)
+        run(tmp_path, [{"prompt": "a"}])
+    assert seen[0] > 1000
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, num_frozen)
 
 
 def test_the_engine_is_closed(tmp_path: Path) -> None:
