@@ -28,6 +28,24 @@ MIN_DOT_ROWS = 16  # tensor cores take no fewer
 MERGED_AT_ONCE = 32  # parts of one query head each: a tile of so many rows
 
 
+@triton.jit
+def widen(x, dtype):  # type: ignore[no-untyped-def]
+    """fp8 values as `dtype`, converted where they were loaded. Left to itself the compiler first
+    moves them to where the product wants them, and as it wants them transposed, byte by byte.
+    """
+    if dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 low, high; mov.b32 {low, high}, $2; "
+            "cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }",
+            "=r,=r,r",
+            [x],
+            dtype=tl.float16,
+            is_pure=False,
+            pack=4,
+        )
+    return x.to(dtype)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, Hq, D]
@@ -108,7 +126,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_best[:, None])
         shrink = tl.exp2(best - new_best)
-        v = tl.load(v_cache_ptr + at, mask=is_key[:, None], other=0.0).to(q.dtype)
+        v = tl.load(v_cache_ptr + at, mask=is_key[:, None], other=0.0)
+        v = widen(v, q.dtype) if FP8 else v.to(q.dtype)
         total = total * shrink + tl.sum(weights, axis=1)
         acc = acc * shrink[:, None]
         acc += tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
