@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from nvcli import __version__
-from nvcli.cli import options
+from nvcli.cli import declare, options
 from nvcli.cli.console import ColorMode, make_screen, print_text, report, silence
 from nvcli.cli.environment import more_flags, unknown_variables, variable_of
 from nvcli.errors import (
@@ -104,13 +104,13 @@ class HelpPages:
             record = param.get_help_record(ctx)
             if record is None:
                 continue
-            title = getattr(param, "rich_help_panel", None) or options.GLOBAL
+            title = getattr(param, "rich_help_panel", None) or declare.GLOBAL
             if param.param_type_name == "argument":
                 record = (param.metavar or param.name.upper(), param.help or "")
-                title = options.ARGUMENTS
+                title = declare.ARGUMENTS
             groups.setdefault(title, []).append(record)
-        last = groups.pop(options.GLOBAL, [])
-        for title, rows in [*groups.items(), (options.GLOBAL, last)]:
+        last = groups.pop(declare.GLOBAL, [])
+        for title, rows in [*groups.items(), (declare.GLOBAL, last)]:
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=26)

@@ -19,12 +19,12 @@ from nvcli.batch.options import (
     Shard,
     parse_shard,
 )
-from nvcli.cli import options
+from nvcli.cli import engine_options, options, sampling_options
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.attach import attach as find_server
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.console import print_text
-from nvcli.cli.options import INPUT, OUTPUT, _choice, _option, _parser
+from nvcli.cli.declare import INPUT, INT, OUTPUT, choice, option, parser
 from nvcli.cli.prompt_input import text_or_file
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
@@ -51,12 +51,11 @@ nvcli batch prompts.jsonl -o answers.jsonl --replicas 8     on 8 GPUs, or a clus
 nvcli batch prompts.jsonl --dry-run                   count tokens, find bad lines, no GPU"""
 
 
-_INT = _parser(int, "a whole number")
-_SHARD = _parser(parse_shard, "a shard")
+_SHARD = parser(parse_shard, "a shard")
 
 
 def _enum(flag: str, kind: type[StrEnum], help: str, group: str) -> Any:
-    return _option(flag, parser=_choice(kind), metavar="|".join(kind), group=group, help=help)
+    return option(flag, parser=choice(kind), metavar="|".join(kind), group=group, help=help)
 
 
 InputArg = Annotated[
@@ -64,7 +63,7 @@ InputArg = Annotated[
 ]
 OutOpt = Annotated[
     Path | None,
-    _option("-o", "--output", metavar="OUT", group=OUTPUT, help="Default: standard output."),
+    option("-o", "--output", metavar="OUT", group=OUTPUT, help="Default: standard output."),
 ]
 InputFormatOpt = Annotated[
     InputFormat,
@@ -72,7 +71,7 @@ InputFormatOpt = Annotated[
 ]
 PromptFieldOpt = Annotated[
     str | None,
-    _option(
+    option(
         "--prompt-field",
         "--column",
         metavar="NAME",
@@ -91,19 +90,19 @@ OnDuplicateOpt = Annotated[
 ]
 StrictOpt = Annotated[
     bool,
-    _option("--strict", group=INPUT, help="A bad record ends the run before it starts, exit 2."),
+    option("--strict", group=INPUT, help="A bad record ends the run before it starts, exit 2."),
 ]
 SkipOpt = Annotated[
     int,
-    _option("--skip", parser=_INT, metavar="N", group=INPUT, help="Leave out the first N records."),
+    option("--skip", parser=INT, metavar="N", group=INPUT, help="Leave out the first N records."),
 ]
 LimitOpt = Annotated[
     int | None,
-    _option("--limit", parser=_INT, metavar="N", group=INPUT, help="Take at most N records."),
+    option("--limit", parser=INT, metavar="N", group=INPUT, help="Take at most N records."),
 ]
 ShardOpt = Annotated[
     Shard | None,
-    _option(
+    option(
         "--shard",
         parser=_SHARD,
         metavar="i/n",
@@ -122,11 +121,11 @@ OutputFormatOpt = Annotated[
 ]
 IncludeThinkingOpt = Annotated[
     bool,
-    _option("--include-thinking", group=OUTPUT, help="Thinking in its own field, `thinking`."),
+    option("--include-thinking", group=OUTPUT, help="Thinking in its own field, `thinking`."),
 ]
 EchoOpt = Annotated[
     str | None,
-    _option(
+    option(
         "--echo",
         metavar="FIELDS",
         group=OUTPUT,
@@ -139,31 +138,31 @@ ProgressOpt = Annotated[
 ]
 StatsJsonOpt = Annotated[
     Path | None,
-    _option("--stats-json", metavar="FILE", group=OUTPUT, help="Statistics of the run as JSON."),
+    option("--stats-json", metavar="FILE", group=OUTPUT, help="Statistics of the run as JSON."),
 ]
 ResumeOpt = Annotated[
     bool,
-    _option("--resume", group=RESUMING, help="Keep what OUT has, run what is missing."),
+    option("--resume", group=RESUMING, help="Keep what OUT has, run what is missing."),
 ]
 RetryErrorsOpt = Annotated[
     bool,
-    _option("--retry-errors", group=RESUMING, help="Like --resume; run failed records again."),
+    option("--retry-errors", group=RESUMING, help="Like --resume; run failed records again."),
 ]
 ForceResumeOpt = Annotated[
     bool,
-    _option("--force-resume", group=RESUMING, help="Resume although model or options differ."),
+    option("--force-resume", group=RESUMING, help="Resume although model or options differ."),
 ]
-ForceOpt = Annotated[bool, _option("--force", group=RESUMING, help="Replace OUT.")]
-AppendOpt = Annotated[bool, _option("--append", group=RESUMING, help="Write behind OUT's lines.")]
+ForceOpt = Annotated[bool, option("--force", group=RESUMING, help="Replace OUT.")]
+AppendOpt = Annotated[bool, option("--append", group=RESUMING, help="Write behind OUT's lines.")]
 OrderOpt = Annotated[
     Order,
     _enum("--order", Order, "Of the output; completion: as they end.", RUNNING),
 ]
 WindowOpt = Annotated[
     int | None,
-    _option(
+    option(
         "--window",
-        parser=_INT,
+        parser=INT,
         metavar="N",
         group=RUNNING,
         help="Records on their way at once; default 4 x the engine's sequences.",
@@ -171,9 +170,9 @@ WindowOpt = Annotated[
 ]
 MaxErrorsOpt = Annotated[
     int | None,
-    _option(
+    option(
         "--max-errors",
-        parser=_INT,
+        parser=INT,
         metavar="N",
         group=RUNNING,
         help="Stop when more than N records have failed, exit 1.",
@@ -181,14 +180,14 @@ MaxErrorsOpt = Annotated[
 ]
 DryRunOpt = Annotated[
     bool,
-    _option(
+    option(
         "--dry-run",
         group=RUNNING,
         help="Only count: records, bad lines, tokens, time. Needs no GPU.",
     ),
 ]
 BatchJsonOpt = Annotated[
-    bool, _option("--json", group=OUTPUT, help="The report of --dry-run as JSON.")
+    bool, option("--json", group=OUTPUT, help="The report of --dry-run as JSON.")
 ]
 
 
@@ -196,33 +195,33 @@ def batch(
     ctx: typer.Context,
     input: InputArg,
     output: OutOpt = None,
-    model: options.ModelOpt = None,
-    device: options.DeviceOpt = None,
-    dtype: options.DTypeOpt = None,
-    max_model_len: options.MaxModelLenOpt = None,
-    gpu_memory_utilization: options.MemoryOpt = None,
-    kv_cache_dtype: options.KVCacheDTypeOpt = None,
-    max_num_seqs: options.MaxNumSeqsOpt = None,
-    tensor_parallel_size: options.TensorParallelOpt = None,
-    load_format: options.LoadFormatOpt = None,
-    enforce_eager: options.EnforceEagerOpt = False,
-    deterministic: options.DeterministicOpt = False,
-    attach: options.AttachOpt = None,
-    replicas: options.ReplicasOpt = None,
-    ray_address: options.RayAddressOpt = None,
-    temperature: options.TemperatureOpt = None,
-    top_p: options.TopPOpt = None,
-    top_k: options.TopKOpt = None,
-    min_p: options.MinPOpt = None,
-    presence_penalty: options.PresencePenaltyOpt = None,
-    repetition_penalty: options.RepetitionPenaltyOpt = None,
-    max_tokens: options.MaxTokensOpt = None,
-    stop: options.StopOpt = None,
-    seed: options.SeedOpt = None,
-    think: options.ThinkOpt = None,
-    think_budget: options.ThinkBudgetOpt = None,
-    schema: options.SchemaOpt = None,
-    format: options.FormatOpt = options.AnswerFormat.TEXT,
+    model: engine_options.ModelOpt = None,
+    device: engine_options.DeviceOpt = None,
+    dtype: engine_options.DTypeOpt = None,
+    max_model_len: engine_options.MaxModelLenOpt = None,
+    gpu_memory_utilization: engine_options.MemoryOpt = None,
+    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None,
+    max_num_seqs: engine_options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: engine_options.TensorParallelOpt = None,
+    load_format: engine_options.LoadFormatOpt = None,
+    enforce_eager: engine_options.EnforceEagerOpt = False,
+    deterministic: engine_options.DeterministicOpt = False,
+    attach: engine_options.AttachOpt = None,
+    replicas: engine_options.ReplicasOpt = None,
+    ray_address: engine_options.RayAddressOpt = None,
+    temperature: sampling_options.TemperatureOpt = None,
+    top_p: sampling_options.TopPOpt = None,
+    top_k: sampling_options.TopKOpt = None,
+    min_p: sampling_options.MinPOpt = None,
+    presence_penalty: sampling_options.PresencePenaltyOpt = None,
+    repetition_penalty: sampling_options.RepetitionPenaltyOpt = None,
+    max_tokens: sampling_options.MaxTokensOpt = None,
+    stop: sampling_options.StopOpt = None,
+    seed: sampling_options.SeedOpt = None,
+    think: sampling_options.ThinkOpt = None,
+    think_budget: sampling_options.ThinkBudgetOpt = None,
+    schema: sampling_options.SchemaOpt = None,
+    format: sampling_options.FormatOpt = sampling_options.AnswerFormat.TEXT,
     input_format: InputFormatOpt = InputFormat.AUTO,
     prompt_field: PromptFieldOpt = None,
     system: options.SystemOpt = None,
@@ -309,7 +308,7 @@ def batch(
         is_raw=raw,
         seed=seed,
     )
-    options.check_replicas(replicas, ray_address)
+    engine_options.check_replicas(replicas, ray_address)
     if dry_run and replicas is not None:
         raise UsageError("--replicas is for a run, --dry-run estimates for one GPU")
     if json and not dry_run:
@@ -381,11 +380,11 @@ def _output(path: Path | None) -> Path | None:
 
 
 def _response_format(
-    schema: str | None, format: options.AnswerFormat, screen: Screen
+    schema: str | None, format: sampling_options.AnswerFormat, screen: Screen
 ) -> dict[str, Any] | None:
     if schema is None:
-        return {"type": "json_object"} if format is options.AnswerFormat.JSON else None
-    if format is options.AnswerFormat.JSON:
+        return {"type": "json_object"} if format is sampling_options.AnswerFormat.JSON else None
+    if format is sampling_options.AnswerFormat.JSON:
         raise UsageError("--schema and --format json contradict each other", hint="Leave one out.")
     from nvcli.repl.command_view import read_schema
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
-from nvcli.cli import options  # noqa: TC001
+from nvcli.cli import engine_options  # noqa: TC001
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 class EngineOptions:
     """Which model, and how it runs."""
 
-    model: options.ModelOpt = None
-    device: options.DeviceOpt = None
-    dtype: options.DTypeOpt = None
-    max_model_len: options.MaxModelLenOpt = None
-    gpu_memory_utilization: options.MemoryOpt = None
-    kv_cache_dtype: options.KVCacheDTypeOpt = None
-    max_num_seqs: options.MaxNumSeqsOpt = None
-    tensor_parallel_size: options.TensorParallelOpt = None
-    load_format: options.LoadFormatOpt = None
-    enforce_eager: options.EnforceEagerOpt = False
-    deterministic: options.DeterministicOpt = False
+    model: engine_options.ModelOpt = None
+    device: engine_options.DeviceOpt = None
+    dtype: engine_options.DTypeOpt = None
+    max_model_len: engine_options.MaxModelLenOpt = None
+    gpu_memory_utilization: engine_options.MemoryOpt = None
+    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None
+    max_num_seqs: engine_options.MaxNumSeqsOpt = None
+    tensor_parallel_size: engine_options.TensorParallelOpt = None
+    load_format: engine_options.LoadFormatOpt = None
+    enforce_eager: engine_options.EnforceEagerOpt = False
+    deterministic: engine_options.DeterministicOpt = False
 
     def given(self) -> dict[str, Any]:
         """What was given, as `EngineConfig` names it."""

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from nvcli.cli.options import _FLOAT, _INT, ARGUMENTS, INPUT, OUTPUT, _option, _parser
+from nvcli.cli.declare import ARGUMENTS, FLOAT, INPUT, INT, OUTPUT, option, parser
 
 LOAD = "Load"
 
-_LENGTHS = _parser(lambda text: _parse_lengths(text), "a length")
-_SECONDS = _parser(lambda text: _parse_seconds(text), "a time")
-_SLO = _parser(lambda text: _parse_slo(text), "a limit")
+_LENGTHS = parser(lambda text: _parse_lengths(text), "a length")
+_SECONDS = parser(lambda text: _parse_seconds(text), "a time")
+_SLO = parser(lambda text: _parse_slo(text), "a limit")
 
 
 def _parse_lengths(text: str) -> Any:
@@ -72,10 +72,10 @@ ModelArg = Annotated[
 ]
 ConcurrencyOpt = Annotated[
     int | None,
-    _option(
+    option(
         "-c",
         "--concurrency",
-        parser=_INT,
+        parser=INT,
         metavar="N",
         group=LOAD,
         help="Closed loop: so many requests at once.",
@@ -83,15 +83,15 @@ ConcurrencyOpt = Annotated[
 ]
 RequestsOpt = Annotated[
     int | None,
-    _option("--requests", parser=_INT, metavar="N", group=LOAD, help="End after N requests."),
+    option("--requests", parser=INT, metavar="N", group=LOAD, help="End after N requests."),
 ]
 DurationOpt = Annotated[
     float | None,
-    _option("--duration", parser=_SECONDS, metavar="T", group=LOAD, help="Send for 60s, 2m."),
+    option("--duration", parser=_SECONDS, metavar="T", group=LOAD, help="Send for 60s, 2m."),
 ]
 InLenOpt = Annotated[
     Any,
-    _option(
+    option(
         "--in-len",
         parser=_LENGTHS,
         metavar="LEN",
@@ -102,7 +102,7 @@ InLenOpt = Annotated[
 ]
 OutLenOpt = Annotated[
     Any,
-    _option(
+    option(
         "--out-len",
         parser=_LENGTHS,
         metavar="LEN",
@@ -112,7 +112,7 @@ OutLenOpt = Annotated[
 ]
 DataOpt = Annotated[
     str,
-    _option(
+    option(
         "--data",
         metavar="SOURCE",
         group=LOAD,
@@ -121,7 +121,7 @@ DataOpt = Annotated[
 ]
 PrefixOpt = Annotated[
     str | None,
-    _option(
+    option(
         "--prefix",
         metavar="LEN:GROUPS",
         group=LOAD,
@@ -130,9 +130,9 @@ PrefixOpt = Annotated[
 ]
 CacheOpt = Annotated[
     str,
-    _option(
+    option(
         "--cache",
-        parser=_parser(_parse_cache, "cold, warm or keep"),
+        parser=parser(_parse_cache, "cold, warm or keep"),
         metavar="cold|warm|keep",
         group=LOAD,
         help="cold: other prompts in every run (default); warm: prompts repeat and were sent "
@@ -141,9 +141,9 @@ CacheOpt = Annotated[
 ]
 TurnsOpt = Annotated[
     int,
-    _option(
+    option(
         "--turns",
-        parser=_INT,
+        parser=INT,
         metavar="K",
         group=LOAD,
         help="Conversations of K requests, each behind the one before and its answer.",
@@ -151,9 +151,9 @@ TurnsOpt = Annotated[
 ]
 UntilOpt = Annotated[
     float | None,
-    _option(
+    option(
         "--until-ci",
-        parser=_parser(_parse_share, "a share as 5%"),
+        parser=parser(_parse_share, "a share as 5%"),
         metavar="X%",
         group=LOAD,
         help="End when the 95 % intervals of tok/s and of the median e2e are within X %; "
@@ -162,9 +162,9 @@ UntilOpt = Annotated[
 ]
 WarmupOpt = Annotated[
     Any,
-    _option(
+    option(
         "--warmup",
-        parser=_parser(_parse_warmup, "auto or a time"),
+        parser=parser(_parse_warmup, "auto or a time"),
         metavar="auto|T",
         group=LOAD,
         help="What the report cuts at the start; auto (default) finds it.",
@@ -172,7 +172,7 @@ WarmupOpt = Annotated[
 ]
 SloOpt = Annotated[
     Any,
-    _option(
+    option(
         "--slo",
         parser=_SLO,
         metavar="LIMITS",
@@ -182,15 +182,15 @@ SloOpt = Annotated[
 ]
 BenchSeedOpt = Annotated[
     int,
-    _option("--seed", parser=_INT, metavar="N", group=LOAD, help="Same seed, same workload."),
+    option("--seed", parser=INT, metavar="N", group=LOAD, help="Same seed, same workload."),
 ]
 RepeatOpt = Annotated[
     int,
-    _option("--repeat", parser=_INT, metavar="N", group=LOAD, help="Measure so often; default 5."),
+    option("--repeat", parser=INT, metavar="N", group=LOAD, help="Measure so often; default 5."),
 ]
 OutOpt = Annotated[
     list[Path] | None,
-    _option(
+    option(
         "--out",
         metavar="FILE",
         group=OUTPUT,
@@ -198,7 +198,7 @@ OutOpt = Annotated[
     ),
 ]
 JsonOpt = Annotated[
-    bool, _option("--json", group=OUTPUT, help="One object with every number, stable names.")
+    bool, option("--json", group=OUTPUT, help="One object with every number, stable names.")
 ]
 RunArg = Annotated[
     str | None,
@@ -210,13 +210,13 @@ RunArg = Annotated[
     ),
 ]
 DefineOpt = Annotated[
-    bool, _option("--define", group=OUTPUT, help="Print how every number is defined.")
+    bool, option("--define", group=OUTPUT, help="Print how every number is defined.")
 ]
 AArg = Annotated[str, typer.Argument(metavar="A", help="The run to compare with.")]
 BArg = Annotated[str, typer.Argument(metavar="B", help="The run in question.")]
 GateOpt = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--gate",
         metavar="RULE",
         group=INPUT,
@@ -225,16 +225,16 @@ GateOpt = Annotated[
 ]
 LenientOpt = Annotated[
     bool,
-    _option("--lenient", group=INPUT, help="A gate that nothing can be said about passes."),
+    option("--lenient", group=INPUT, help="A gate that nothing can be said about passes."),
 ]
 AnyWorkloadOpt = Annotated[
-    bool, _option("--any-workload", group=INPUT, help="Compare although the workloads differ.")
+    bool, option("--any-workload", group=INPUT, help="Compare although the workloads differ.")
 ]
 RunsOpt = Annotated[
     int,
-    _option(
+    option(
         "--repeat",
-        parser=_INT,
+        parser=INT,
         metavar="N",
         group=LOAD,
         help="Run the load N times; from three on 'compare' resamples whole runs.",
@@ -250,9 +250,9 @@ UrlArg = Annotated[
 ]
 RateOpt = Annotated[
     float | None,
-    _option(
+    option(
         "--rate",
-        parser=_FLOAT,
+        parser=FLOAT,
         metavar="R",
         group=LOAD,
         help="Open loop: R requests a second, whatever the server does; -c then caps it.",
@@ -260,9 +260,9 @@ RateOpt = Annotated[
 ]
 ArrivalOpt = Annotated[
     Any,
-    _option(
+    option(
         "--arrival",
-        parser=_parser(_parse_arrival, "an arrival"),
+        parser=parser(_parse_arrival, "an arrival"),
         metavar="KIND",
         group=LOAD,
         help="Gaps of an open loop: poisson (default), constant, gamma:CV.",
@@ -270,7 +270,7 @@ ArrivalOpt = Annotated[
 ]
 TraceOpt = Annotated[
     Path | None,
-    _option(
+    option(
         "--trace",
         metavar="FILE",
         group=LOAD,
@@ -279,17 +279,17 @@ TraceOpt = Annotated[
 ]
 SpeedOpt = Annotated[
     float | None,
-    _option(
-        "--speed", parser=_FLOAT, metavar="X", group=LOAD, help="Replay a trace X times as fast."
+    option(
+        "--speed", parser=FLOAT, metavar="X", group=LOAD, help="Replay a trace X times as fast."
     ),
 ]
 JitterOpt = Annotated[
     bool,
-    _option("--jitter", group=LOAD, help="Spread requests of one tick of a trace over the tick."),
+    option("--jitter", group=LOAD, help="Spread requests of one tick of a trace over the tick."),
 ]
 TimeoutOpt = Annotated[
     float,
-    _option(
+    option(
         "--timeout",
         parser=_SECONDS,
         metavar="T",
@@ -299,11 +299,11 @@ TimeoutOpt = Annotated[
 ]
 GpuMetricsOpt = Annotated[
     bool,
-    _option("--gpu-metrics", group=LOAD, help="Sample the power and use of the GPU (NVML)."),
+    option("--gpu-metrics", group=LOAD, help="Sample the power and use of the GPU (NVML)."),
 ]
 ServedModelOpt = Annotated[
     str | None,
-    _option(
+    option(
         "--served-model-name",
         metavar="NAME",
         group=LOAD,
@@ -312,7 +312,7 @@ ServedModelOpt = Annotated[
 ]
 SelfTestOpt = Annotated[
     bool,
-    _option(
+    option(
         "--self-test",
         group=INPUT,
         help="Measure a stub with a known timetable; exit 6 when the client is off.",
@@ -320,9 +320,9 @@ SelfTestOpt = Annotated[
 ]
 ConcurrenciesOpt = Annotated[
     Any,
-    _option(
+    option(
         "--concurrencies",
-        parser=_parser(_parse_list, "a list of numbers"),
+        parser=parser(_parse_list, "a list of numbers"),
         metavar="N,N,...",
         group=LOAD,
         help="The ladder of a closed loop; default: 1, 2, 4, ... to the server's slots.",
@@ -330,9 +330,9 @@ ConcurrenciesOpt = Annotated[
 ]
 RatesOpt = Annotated[
     Any,
-    _option(
+    option(
         "--rates",
-        parser=_parser(_parse_list, "a list of numbers"),
+        parser=parser(_parse_list, "a list of numbers"),
         metavar="R,R,...",
         group=LOAD,
         help="The ladder of an open loop, requests a second.",
@@ -340,18 +340,18 @@ RatesOpt = Annotated[
 ]
 GpuOpt = Annotated[
     str | None,
-    _option("--gpu", metavar="NAME", group=INPUT, help="Plan for this GPU by its datasheet."),
+    option("--gpu", metavar="NAME", group=INPUT, help="Plan for this GPU by its datasheet."),
 ]
 PlanReplicasOpt = Annotated[
     int,
-    _option(
+    option(
         "--replicas",
-        parser=_INT,
+        parser=INT,
         metavar="N",
         group=INPUT,
         help="Plan for N engines that share the requests; default 1.",
     ),
 ]
 ExplainOpt = Annotated[
-    bool, _option("--explain", group=OUTPUT, help="Say it in words, with these numbers.")
+    bool, option("--explain", group=OUTPUT, help="Say it in words, with these numbers.")
 ]

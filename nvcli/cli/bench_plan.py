@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer  # noqa: TC002 - Typer reads the annotations
 
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
-from nvcli.cli import options  # noqa: TC001
+from nvcli.cli import engine_options  # noqa: TC001
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bench_shared import check_positive, print_lines
 from nvcli.cli.console import print_text
@@ -23,12 +23,12 @@ nvcli bench plan --explain                          the same in words"""
 def plan(
     ctx: typer.Context,
     model_argument: opts.ModelArg = None,
-    model: options.ModelOpt = None,
-    device: options.DeviceOpt = None,
-    dtype: options.DTypeOpt = None,
-    gpu_memory_utilization: options.MemoryOpt = None,
-    max_num_seqs: options.MaxNumSeqsOpt = None,
-    tensor_parallel_size: options.TensorParallelOpt = None,
+    model: engine_options.ModelOpt = None,
+    device: engine_options.DeviceOpt = None,
+    dtype: engine_options.DTypeOpt = None,
+    gpu_memory_utilization: engine_options.MemoryOpt = None,
+    max_num_seqs: engine_options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: engine_options.TensorParallelOpt = None,
     replicas: opts.PlanReplicasOpt = 1,
     in_len: opts.InLenOpt = None,
     out_len: opts.OutLenOpt = None,

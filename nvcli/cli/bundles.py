@@ -2,8 +2,8 @@
 
     @dataclass
     class EngineOptions:
-        model: options.ModelOpt = None
-        device: options.DeviceOpt = None
+        model: engine_options.ModelOpt = None
+        device: engine_options.DeviceOpt = None
 
     @bundled
     def latency(ctx: typer.Context, engine: EngineOptions, repeat: RepeatOpt = 5) -> int: ...

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer  # noqa: TC002 - Typer reads the annotations of `chat`
 
-from nvcli.cli import options
+from nvcli.cli import engine_options, options, sampling_options
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.console import Spinner, is_terminal
 from nvcli.cli.prompt_input import (
@@ -150,31 +150,31 @@ def connect(options: ChatOptions, screen: Screen) -> ChatModel:
 def chat(
     ctx: typer.Context,
     prompt: options.PromptArg = None,
-    model: options.ModelOpt = None,
-    device: options.DeviceOpt = None,
-    dtype: options.DTypeOpt = None,
-    max_model_len: options.MaxModelLenOpt = None,
-    gpu_memory_utilization: options.MemoryOpt = None,
-    kv_cache_dtype: options.KVCacheDTypeOpt = None,
-    max_num_seqs: options.MaxNumSeqsOpt = None,
-    tensor_parallel_size: options.TensorParallelOpt = None,
-    load_format: options.LoadFormatOpt = None,
-    enforce_eager: options.EnforceEagerOpt = False,
-    deterministic: options.DeterministicOpt = False,
-    attach: options.AttachOpt = None,
-    temperature: options.TemperatureOpt = None,
-    top_p: options.TopPOpt = None,
-    top_k: options.TopKOpt = None,
-    min_p: options.MinPOpt = None,
-    presence_penalty: options.PresencePenaltyOpt = None,
-    repetition_penalty: options.RepetitionPenaltyOpt = None,
-    max_tokens: options.MaxTokensOpt = None,
-    stop: options.StopOpt = None,
-    seed: options.SeedOpt = None,
-    think: options.ThinkOpt = None,
-    think_budget: options.ThinkBudgetOpt = None,
-    schema: options.SchemaOpt = None,
-    format: options.FormatOpt = options.AnswerFormat.TEXT,
+    model: engine_options.ModelOpt = None,
+    device: engine_options.DeviceOpt = None,
+    dtype: engine_options.DTypeOpt = None,
+    max_model_len: engine_options.MaxModelLenOpt = None,
+    gpu_memory_utilization: engine_options.MemoryOpt = None,
+    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None,
+    max_num_seqs: engine_options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: engine_options.TensorParallelOpt = None,
+    load_format: engine_options.LoadFormatOpt = None,
+    enforce_eager: engine_options.EnforceEagerOpt = False,
+    deterministic: engine_options.DeterministicOpt = False,
+    attach: engine_options.AttachOpt = None,
+    temperature: sampling_options.TemperatureOpt = None,
+    top_p: sampling_options.TopPOpt = None,
+    top_k: sampling_options.TopKOpt = None,
+    min_p: sampling_options.MinPOpt = None,
+    presence_penalty: sampling_options.PresencePenaltyOpt = None,
+    repetition_penalty: sampling_options.RepetitionPenaltyOpt = None,
+    max_tokens: sampling_options.MaxTokensOpt = None,
+    stop: sampling_options.StopOpt = None,
+    seed: sampling_options.SeedOpt = None,
+    think: sampling_options.ThinkOpt = None,
+    think_budget: sampling_options.ThinkBudgetOpt = None,
+    schema: sampling_options.SchemaOpt = None,
+    format: sampling_options.FormatOpt = sampling_options.AnswerFormat.TEXT,
     system: options.SystemOpt = None,
     file: options.FileOpt = None,
     stdin_position: options.StdinPositionOpt = options.StdinPosition.BEFORE,
@@ -237,7 +237,8 @@ def chat(
     _refuse(raw and think_budget is not None, "--raw", "--think-budget")
     _refuse(raw and interactive, "--raw", "--interactive")
     _refuse(json and stream_json, "--json", "--stream-json")
-    _refuse(schema is not None and format is options.AnswerFormat.JSON, "--schema", "--format json")
+    is_object = format is sampling_options.AnswerFormat.JSON
+    _refuse(schema is not None and is_object, "--schema", "--format json")
     _refuse(continue_ and session is not None, "--continue", "--session")
     machine = "--json" if json else "--stream-json" if stream_json else "--extract"
     is_machine_read = json or stream_json or extract is not None
@@ -248,7 +249,7 @@ def chat(
     has_tools = bool(tools or mcp)
     for flag, is_given in (
         ("--tools", has_tools),
-        ("--schema", schema is not None or format is options.AnswerFormat.JSON),
+        ("--schema", schema is not None or is_object),
         ("--continue or --session", continue_ or session is not None),
     ):
         _refuse(raw and is_given, "--raw", flag)
@@ -269,7 +270,7 @@ def chat(
     given_schema: Mapping[str, Any] | None = None
     if schema is not None:
         given_schema = read_schema(schema, screen.warn)
-    elif format is options.AnswerFormat.JSON:
+    elif is_object:
         given_schema = ANY_OBJECT
     if session is not None:
         session_path(session)  # a name that is none is refused before anything is loaded

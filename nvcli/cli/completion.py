@@ -8,7 +8,7 @@ import typer
 
 from nvcli.cli.app import Command
 from nvcli.cli.console import print_text
-from nvcli.cli.options import ARGUMENTS, _option
+from nvcli.cli.declare import ARGUMENTS, option
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ShellArg = Annotated[
 ]
 ValuesOpt = Annotated[
     str | None,
-    _option("--values", metavar="KIND", group=ARGUMENTS, hidden=True, help="For the scripts."),
+    option("--values", metavar="KIND", group=ARGUMENTS, hidden=True, help="For the scripts."),
 ]
 
 

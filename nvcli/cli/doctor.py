@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer  # noqa: TC002 - Typer reads the annotations
 
-from nvcli.cli import options  # noqa: TC001 - Typer reads the annotations of `doctor`
+from nvcli.cli import engine_options, options  # noqa: TC001 - Typer reads the annotations of `doctor`
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.checks import Check, State, run_checks
 from nvcli.cli.console import dump_json, print_text
@@ -25,12 +25,12 @@ nvcli doctor --json | jq '.checks[] | select(.state == "fail")'"""
 
 def doctor(
     ctx: typer.Context,
-    model: options.ModelOpt = None,
-    device: options.DeviceOpt = None,
-    dtype: options.DTypeOpt = None,
-    max_model_len: options.MaxModelLenOpt = None,
-    gpu_memory_utilization: options.MemoryOpt = None,
-    kv_cache_dtype: options.KVCacheDTypeOpt = None,
+    model: engine_options.ModelOpt = None,
+    device: engine_options.DeviceOpt = None,
+    dtype: engine_options.DTypeOpt = None,
+    max_model_len: engine_options.MaxModelLenOpt = None,
+    gpu_memory_utilization: engine_options.MemoryOpt = None,
+    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None,
     json: options.DoctorJsonOpt = False,
 ) -> None:
     """Look at driver, GPU, model, memory and terminal; exit 1 when something blocks."""

@@ -10,7 +10,7 @@ import typer
 
 from nvcli.cli.app import CONTEXT, Command, Group, settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
-from nvcli.cli.options import OUTPUT, _option
+from nvcli.cli.declare import OUTPUT, option
 from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import ModelError, ModelNotFoundError, NvcliError, UsageError
 from nvcli.paths import expand_user
@@ -51,8 +51,8 @@ class VerifyCommand(Command):
 NameArg = Annotated[
     str, typer.Argument(metavar="MODEL", help="demo, a Hugging Face id, or a folder.")
 ]
-JsonOpt = Annotated[bool, _option("--json", group=OUTPUT, help="As JSON, for scripts.")]
-YesOpt = Annotated[bool, _option("-y", "--yes", group=OUTPUT, help="Do not ask.")]
+JsonOpt = Annotated[bool, option("--json", group=OUTPUT, help="As JSON, for scripts.")]
+YesOpt = Annotated[bool, option("-y", "--yes", group=OUTPUT, help="Do not ask.")]
 
 models = typer.Typer(
     cls=ModelsGroup, name="models", rich_markup_mode=None, context_settings=CONTEXT

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer  # noqa: TC002 - Typer reads the annotations of `serve`
 
-from nvcli.cli import options
+from nvcli.cli import engine_options
 from nvcli.cli.app import Command, settings_of
-from nvcli.cli.options import _FLOAT, _INT, _choice, _option
+from nvcli.cli.declare import FLOAT, INT, choice, option
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
@@ -57,19 +57,19 @@ class GenerationConfigChoice(StrEnum):
 
 HostOpt = Annotated[
     str,
-    _option("--host", metavar="ADDRESS", group=LISTEN, help="Default: 127.0.0.1, this machine."),
+    option("--host", metavar="ADDRESS", group=LISTEN, help="Default: 127.0.0.1, this machine."),
 ]
 PortOpt = Annotated[
     int,
-    _option("--port", parser=_INT, metavar="N", group=LISTEN, help="Default: 8000; 0: a free one."),
+    option("--port", parser=INT, metavar="N", group=LISTEN, help="Default: 8000; 0: a free one."),
 ]
 UdsOpt = Annotated[
     Path | None,
-    _option("--uds", metavar="PATH", group=LISTEN, help="A Unix socket in place of host and port."),
+    option("--uds", metavar="PATH", group=LISTEN, help="A Unix socket in place of host and port."),
 ]
 ReadyFileOpt = Annotated[
     Path | None,
-    _option(
+    option(
         "--ready-file",
         metavar="FILE",
         group=LISTEN,
@@ -78,7 +78,7 @@ ReadyFileOpt = Annotated[
 ]
 KeyFileOpt = Annotated[
     Path | None,
-    _option(
+    option(
         "--api-key-file",
         metavar="FILE",
         group=ACCESS,
@@ -87,7 +87,7 @@ KeyFileOpt = Annotated[
 ]
 CorsOpt = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--cors-origin",
         metavar="ORIGIN",
         group=ACCESS,
@@ -96,9 +96,9 @@ CorsOpt = Annotated[
 ]
 MetricsOpt = Annotated[
     MetricsChoice,
-    _option(
+    option(
         "--metrics",
-        parser=_choice(MetricsChoice),
+        parser=choice(MetricsChoice),
         metavar="key|open|off",
         group=ACCESS,
         help="Who reads /metrics: with the key (default), anybody, nobody.",
@@ -106,7 +106,7 @@ MetricsOpt = Annotated[
 ]
 NameOpt = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--served-model-name",
         metavar="NAME",
         group=BEHAVIOUR,
@@ -114,11 +114,11 @@ NameOpt = Annotated[
     ),
 ]
 StrictOpt = Annotated[
-    bool, _option("--strict-api", group=BEHAVIOUR, help="Unknown request fields are errors.")
+    bool, option("--strict-api", group=BEHAVIOUR, help="Unknown request fields are errors.")
 ]
 ThinkOpt = Annotated[
     bool,
-    _option(
+    option(
         "--think/--no-think",
         group=BEHAVIOUR,
         help="Whether the model thinks where a request leaves it open; default: yes.",
@@ -126,9 +126,9 @@ ThinkOpt = Annotated[
 ]
 GenerationConfigOpt = Annotated[
     GenerationConfigChoice,
-    _option(
+    option(
         "--generation-config",
-        parser=_choice(GenerationConfigChoice),
+        parser=choice(GenerationConfigChoice),
         metavar="auto|none",
         group=BEHAVIOUR,
         help="Sampling defaults: of the checkpoint (auto), or OpenAI's (none).",
@@ -136,20 +136,20 @@ GenerationConfigOpt = Annotated[
 ]
 TemplateOpt = Annotated[
     bool,
-    _option(
+    option(
         "--allow-request-template",
         group=BEHAVIOUR,
         help="Requests may bring their own chat template.",
     ),
 ]
 LogRequestsOpt = Annotated[
-    bool, _option("--log-requests", group=BEHAVIOUR, help="One log line a request.")
+    bool, option("--log-requests", group=BEHAVIOUR, help="One log line a request.")
 ]
 PingOpt = Annotated[
     float | None,
-    _option(
+    option(
         "--ping-interval",
-        parser=_FLOAT,
+        parser=FLOAT,
         metavar="S",
         group=BEHAVIOUR,
         help="A comment in a stream after S seconds of silence; default: none.",
@@ -157,9 +157,9 @@ PingOpt = Annotated[
 ]
 QueueOpt = Annotated[
     int,
-    _option(
+    option(
         "--max-queue",
-        parser=_INT,
+        parser=INT,
         metavar="N",
         group=LIMITS,
         help="Sequences that may wait; more get a 429. Default: 1024.",
@@ -167,9 +167,9 @@ QueueOpt = Annotated[
 ]
 TimeoutOpt = Annotated[
     float | None,
-    _option(
+    option(
         "--request-timeout",
-        parser=_FLOAT,
+        parser=FLOAT,
         metavar="S",
         group=LIMITS,
         help="A request ends with an error after S seconds; default: never.",
@@ -177,9 +177,9 @@ TimeoutOpt = Annotated[
 ]
 DrainOpt = Annotated[
     float,
-    _option(
+    option(
         "--drain-timeout",
-        parser=_FLOAT,
+        parser=FLOAT,
         metavar="S",
         group=LIMITS,
         help="Seconds that running requests get after SIGTERM; default: 30.",
@@ -187,9 +187,9 @@ DrainOpt = Annotated[
 ]
 StoreOpt = Annotated[
     int,
-    _option(
+    option(
         "--store-limit",
-        parser=_INT,
+        parser=INT,
         metavar="N",
         group=LIMITS,
         help="Answers kept for requests with store; default: 1000.",
@@ -198,7 +198,7 @@ StoreOpt = Annotated[
 
 McpOpt = Annotated[
     Path | None,
-    _option(
+    option(
         "--mcp",
         metavar="FILE",
         group=ACCESS,
@@ -207,7 +207,7 @@ McpOpt = Annotated[
 ]
 McpAllowOpt = Annotated[
     list[str] | None,
-    _option(
+    option(
         "--mcp-allow",
         metavar="URL_PREFIX",
         group=ACCESS,
@@ -217,7 +217,7 @@ McpAllowOpt = Annotated[
 
 StorageOpt = Annotated[
     Path | None,
-    _option(
+    option(
         "--storage",
         metavar="FOLDER",
         group=BEHAVIOUR,
@@ -227,9 +227,9 @@ StorageOpt = Annotated[
 
 EngineOpt = Annotated[
     EngineChoice,
-    _option(
+    option(
         "--engine",
-        parser=_choice(EngineChoice),
+        parser=choice(EngineChoice),
         metavar="auto|process|thread",
         group=BEHAVIOUR,
         help="Where the engine runs; auto: a process of its own where there is a GPU.",
@@ -239,19 +239,19 @@ EngineOpt = Annotated[
 
 def serve(
     ctx: typer.Context,
-    model: options.ModelOpt = None,
-    device: options.DeviceOpt = None,
-    dtype: options.DTypeOpt = None,
-    max_model_len: options.MaxModelLenOpt = None,
-    gpu_memory_utilization: options.MemoryOpt = None,
-    kv_cache_dtype: options.KVCacheDTypeOpt = None,
-    max_num_seqs: options.MaxNumSeqsOpt = None,
-    tensor_parallel_size: options.TensorParallelOpt = None,
-    load_format: options.LoadFormatOpt = None,
-    enforce_eager: options.EnforceEagerOpt = False,
-    deterministic: options.DeterministicOpt = False,
-    replicas: options.ReplicasOpt = None,
-    ray_address: options.RayAddressOpt = None,
+    model: engine_options.ModelOpt = None,
+    device: engine_options.DeviceOpt = None,
+    dtype: engine_options.DTypeOpt = None,
+    max_model_len: engine_options.MaxModelLenOpt = None,
+    gpu_memory_utilization: engine_options.MemoryOpt = None,
+    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None,
+    max_num_seqs: engine_options.MaxNumSeqsOpt = None,
+    tensor_parallel_size: engine_options.TensorParallelOpt = None,
+    load_format: engine_options.LoadFormatOpt = None,
+    enforce_eager: engine_options.EnforceEagerOpt = False,
+    deterministic: engine_options.DeterministicOpt = False,
+    replicas: engine_options.ReplicasOpt = None,
+    ray_address: engine_options.RayAddressOpt = None,
     host: HostOpt = "127.0.0.1",
     port: PortOpt = 8000,
     uds: UdsOpt = None,
@@ -320,7 +320,7 @@ def serve(
         allow_template=allow_request_template,
         enable_thinking=think,
     )
-    options.check_replicas(replicas, ray_address)
+    engine_options.check_replicas(replicas, ray_address)
 
     def tell(text: str) -> None:
         """Also where no terminal is: a service's log wants these lines."""

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from nvcli.cli import options  # noqa: TC001 - Typer reads the annotations
+from nvcli.cli import engine_options, options, sampling_options  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
-from nvcli.cli.options import INPUT, OUTPUT, _option
+from nvcli.cli.declare import INPUT, OUTPUT, option
 from nvcli.cli.prompt_input import (
     join_parts,
     read_files,
@@ -38,25 +38,25 @@ TextArg = Annotated[
 ]
 ChatOpt = Annotated[
     bool,
-    _option("--chat", group=INPUT, help="Count the whole prompt of a chat with this question."),
+    option("--chat", group=INPUT, help="Count the whole prompt of a chat with this question."),
 ]
-IdsOpt = Annotated[bool, _option("--ids", group=OUTPUT, help="Print the token ids.")]
+IdsOpt = Annotated[bool, option("--ids", group=OUTPUT, help="Print the token ids.")]
 ShowOpt = Annotated[
     bool,
-    _option("--show", group=OUTPUT, help="Print the text that is counted; the count to stderr."),
+    option("--show", group=OUTPUT, help="Print the text that is counted; the count to stderr."),
 ]
 JsonOpt = Annotated[
-    bool, _option("--json", group=OUTPUT, help="One JSON object: model, count, text, ids.")
+    bool, option("--json", group=OUTPUT, help="One JSON object: model, count, text, ids.")
 ]
 
 
 def tokens(
     ctx: typer.Context,
     text: TextArg = None,
-    model: options.ModelOpt = None,
+    model: engine_options.ModelOpt = None,
     chat: ChatOpt = False,
     system: options.SystemOpt = None,
-    think: options.ThinkOpt = None,
+    think: sampling_options.ThinkOpt = None,
     file: options.FileOpt = None,
     ids: IdsOpt = False,
     show: ShowOpt = False,

@@ -1,0 +1,63 @@
+"""How an option is declared: the groups of the help pages, and values that do not parse.
+
+Typer's own words for a bad value change with its version and its choice of Rich; ours do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from nvcli.config import parse_length
+from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from enum import StrEnum
+
+MODEL = "Model"
+SAMPLING = "Sampling"
+INPUT = "Input"
+TOOLS = "Tools"
+SESSION = "Conversation"
+OUTPUT = "Output"
+GLOBAL = "General"
+CLUSTER = "Cluster"
+ARGUMENTS = "Arguments"
+
+
+def option(*flags: str, help: str, group: str, metavar: str | None = None, **more: Any) -> Any:
+    return typer.Option(
+        *flags,
+        help=help,
+        metavar=metavar,
+        rich_help_panel=group,
+        show_default=False,
+        show_envvar=False,
+        **more,
+    )
+
+
+def parser(parse: Callable[[str], Any], what: str) -> Callable[[str], Any]:
+    """Our own words for a value that does not parse, whatever Typer's version says."""
+
+    def parse_value(text: str) -> Any:
+        try:
+            return parse(text)
+        except UsageError as exc:
+            raise typer.BadParameter(str(exc)) from exc
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not {what}") from None
+
+    parse_value.__name__ = what
+    return parse_value
+
+
+def choice(choices: type[StrEnum]) -> Callable[[str], Any]:
+    return parser(choices, f"one of {', '.join(choices)}")
+
+
+INT = parser(int, "a whole number")
+FLOAT = parser(float, "a number")
+LENGTH = parser(parse_length, "a token count")
