@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import typer  # noqa: TC002 - Typer reads the annotations of `batch`
 
 from nvcli.batch.options import (
     BatchOptions,
@@ -17,28 +16,24 @@ from nvcli.batch.options import (
     OutputFormat,
     ProgressMode,
     Shard,
-    parse_shard,
 )
+from nvcli.cli import batch_options as opts
 from nvcli.cli import engine_options, options, sampling_options
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.attach import attach as find_server
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.console import print_text
-from nvcli.cli.declare import INPUT, INT, OUTPUT, choice, option, parser
 from nvcli.cli.prompt_input import text_or_file
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from enum import StrEnum
+    from pathlib import Path
 
     from nvcli.batch.engine import BatchEngine
     from nvcli.client import ServerModel
     from nvcli.repl.screen import Screen
-
-RESUMING = "Resuming"
-RUNNING = "Running"
 
 
 class BatchCommand(Command):
@@ -51,150 +46,10 @@ nvcli batch prompts.jsonl -o answers.jsonl --replicas 8     on 8 GPUs, or a clus
 nvcli batch prompts.jsonl --dry-run                   count tokens, find bad lines, no GPU"""
 
 
-_SHARD = parser(parse_shard, "a shard")
-
-
-def _enum(flag: str, kind: type[StrEnum], help: str, group: str) -> Any:
-    return option(flag, parser=choice(kind), metavar="|".join(kind), group=group, help=help)
-
-
-InputArg = Annotated[
-    str, typer.Argument(metavar="INPUT", help="A file of records, or - for standard input.")
-]
-OutOpt = Annotated[
-    Path | None,
-    option("-o", "--output", metavar="OUT", group=OUTPUT, help="Default: standard output."),
-]
-InputFormatOpt = Annotated[
-    InputFormat,
-    _enum("--input-format", InputFormat, "auto goes by the name, .gz and .zst too.", INPUT),
-]
-PromptFieldOpt = Annotated[
-    str | None,
-    option(
-        "--prompt-field",
-        "--column",
-        metavar="NAME",
-        group=INPUT,
-        help="Where the prompt is: key of a JSON record or column of a table; default: prompt.",
-    ),
-]
-OnDuplicateOpt = Annotated[
-    OnDuplicate,
-    _enum(
-        "--on-duplicate",
-        OnDuplicate,
-        "An id that comes twice: error (default), suffix #2, or keep both.",
-        INPUT,
-    ),
-]
-StrictOpt = Annotated[
-    bool,
-    option("--strict", group=INPUT, help="A bad record ends the run before it starts, exit 2."),
-]
-SkipOpt = Annotated[
-    int,
-    option("--skip", parser=INT, metavar="N", group=INPUT, help="Leave out the first N records."),
-]
-LimitOpt = Annotated[
-    int | None,
-    option("--limit", parser=INT, metavar="N", group=INPUT, help="Take at most N records."),
-]
-ShardOpt = Annotated[
-    Shard | None,
-    option(
-        "--shard",
-        parser=_SHARD,
-        metavar="i/n",
-        group=INPUT,
-        help="Take every n-th record, from 1/n to n/n.",
-    ),
-]
-OutputFormatOpt = Annotated[
-    OutputFormat,
-    _enum(
-        "--output-format",
-        OutputFormat,
-        "auto: OpenAI's envelope for OpenAI's lines, simple for others.",
-        OUTPUT,
-    ),
-]
-IncludeThinkingOpt = Annotated[
-    bool,
-    option("--include-thinking", group=OUTPUT, help="Thinking in its own field, `thinking`."),
-]
-EchoOpt = Annotated[
-    str | None,
-    option(
-        "--echo",
-        metavar="FIELDS",
-        group=OUTPUT,
-        help="Copy these input fields, with commas between, to `input` of the output.",
-    ),
-]
-ProgressOpt = Annotated[
-    ProgressMode,
-    _enum("--progress", ProgressMode, "On standard error; auto: a bar on a terminal.", OUTPUT),
-]
-StatsJsonOpt = Annotated[
-    Path | None,
-    option("--stats-json", metavar="FILE", group=OUTPUT, help="Statistics of the run as JSON."),
-]
-ResumeOpt = Annotated[
-    bool,
-    option("--resume", group=RESUMING, help="Keep what OUT has, run what is missing."),
-]
-RetryErrorsOpt = Annotated[
-    bool,
-    option("--retry-errors", group=RESUMING, help="Like --resume; run failed records again."),
-]
-ForceResumeOpt = Annotated[
-    bool,
-    option("--force-resume", group=RESUMING, help="Resume although model or options differ."),
-]
-ForceOpt = Annotated[bool, option("--force", group=RESUMING, help="Replace OUT.")]
-AppendOpt = Annotated[bool, option("--append", group=RESUMING, help="Write behind OUT's lines.")]
-OrderOpt = Annotated[
-    Order,
-    _enum("--order", Order, "Of the output; completion: as they end.", RUNNING),
-]
-WindowOpt = Annotated[
-    int | None,
-    option(
-        "--window",
-        parser=INT,
-        metavar="N",
-        group=RUNNING,
-        help="Records on their way at once; default 4 x the engine's sequences.",
-    ),
-]
-MaxErrorsOpt = Annotated[
-    int | None,
-    option(
-        "--max-errors",
-        parser=INT,
-        metavar="N",
-        group=RUNNING,
-        help="Stop when more than N records have failed, exit 1.",
-    ),
-]
-DryRunOpt = Annotated[
-    bool,
-    option(
-        "--dry-run",
-        group=RUNNING,
-        help="Only count: records, bad lines, tokens, time. Needs no GPU.",
-    ),
-]
-BatchJsonOpt = Annotated[
-    bool, option("--json", group=OUTPUT, help="The report of --dry-run as JSON.")
-]
-
-
 def batch(
     ctx: typer.Context,
-    input: InputArg,
-    output: OutOpt = None,
+    input: opts.InputArg,
+    output: opts.OutOpt = None,
     model: engine_options.ModelOpt = None,
     device: engine_options.DeviceOpt = None,
     dtype: engine_options.DTypeOpt = None,
@@ -222,30 +77,30 @@ def batch(
     think_budget: sampling_options.ThinkBudgetOpt = None,
     schema: sampling_options.SchemaOpt = None,
     format: sampling_options.FormatOpt = sampling_options.AnswerFormat.TEXT,
-    input_format: InputFormatOpt = InputFormat.AUTO,
-    prompt_field: PromptFieldOpt = None,
+    input_format: opts.InputFormatOpt = InputFormat.AUTO,
+    prompt_field: opts.PromptFieldOpt = None,
     system: options.SystemOpt = None,
     raw: options.RawOpt = False,
-    on_duplicate: OnDuplicateOpt = OnDuplicate.ERROR,
-    strict: StrictOpt = False,
-    skip: SkipOpt = 0,
-    limit: LimitOpt = None,
-    shard: ShardOpt = None,
-    output_format: OutputFormatOpt = OutputFormat.AUTO,
-    include_thinking: IncludeThinkingOpt = False,
-    echo: EchoOpt = None,
-    progress: ProgressOpt = ProgressMode.AUTO,
-    stats_json: StatsJsonOpt = None,
-    resume: ResumeOpt = False,
-    retry_errors: RetryErrorsOpt = False,
-    force_resume: ForceResumeOpt = False,
-    force: ForceOpt = False,
-    append: AppendOpt = False,
-    order: OrderOpt = Order.INPUT,
-    window: WindowOpt = None,
-    max_errors: MaxErrorsOpt = None,
-    dry_run: DryRunOpt = False,
-    json: BatchJsonOpt = False,
+    on_duplicate: opts.OnDuplicateOpt = OnDuplicate.ERROR,
+    strict: opts.StrictOpt = False,
+    skip: opts.SkipOpt = 0,
+    limit: opts.LimitOpt = None,
+    shard: opts.ShardOpt = None,
+    output_format: opts.OutputFormatOpt = OutputFormat.AUTO,
+    include_thinking: opts.IncludeThinkingOpt = False,
+    echo: opts.EchoOpt = None,
+    progress: opts.ProgressOpt = ProgressMode.AUTO,
+    stats_json: opts.StatsJsonOpt = None,
+    resume: opts.ResumeOpt = False,
+    retry_errors: opts.RetryErrorsOpt = False,
+    force_resume: opts.ForceResumeOpt = False,
+    force: opts.ForceOpt = False,
+    append: opts.AppendOpt = False,
+    order: opts.OrderOpt = Order.INPUT,
+    window: opts.WindowOpt = None,
+    max_errors: opts.MaxErrorsOpt = None,
+    dry_run: opts.DryRunOpt = False,
+    json: opts.BatchJsonOpt = False,
 ) -> int:
     """Answer every record of a file, or of a pipe; one output line for each, in input order.
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer  # noqa: TC002 - Typer reads the annotations of `serve`
 
 from nvcli.cli import engine_options
+from nvcli.cli import serve_options as opts
 from nvcli.cli.app import Command, settings_of
-from nvcli.cli.declare import FLOAT, INT, choice, option
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
     from nvcli.server.engine import ServerEngine
     from nvcli.server.remote_engine import RemoteEngine
 
-LISTEN = "Listening"
-ACCESS = "Access"
-LIMITS = "Limits"
-BEHAVIOUR = "Behaviour"
-
 
 class ServeCommand(Command):
     examples = """\
@@ -36,205 +30,6 @@ nvcli serve -m Qwen/Qwen3-0.6B --port 9000      another model, another port
 nvcli serve --host 0.0.0.0 --api-key-file key   for other machines, with a key
 nvcli serve -m Qwen/Qwen3-8B --replicas 8       one address for eight GPUs, or a cluster's
 curl 127.0.0.1:8000/v1/models                   what it serves"""
-
-
-class MetricsChoice(StrEnum):
-    KEY = "key"
-    OPEN = "open"
-    OFF = "off"
-
-
-class EngineChoice(StrEnum):
-    AUTO = "auto"
-    PROCESS = "process"
-    THREAD = "thread"
-
-
-class GenerationConfigChoice(StrEnum):
-    AUTO = "auto"
-    NONE = "none"
-
-
-HostOpt = Annotated[
-    str,
-    option("--host", metavar="ADDRESS", group=LISTEN, help="Default: 127.0.0.1, this machine."),
-]
-PortOpt = Annotated[
-    int,
-    option("--port", parser=INT, metavar="N", group=LISTEN, help="Default: 8000; 0: a free one."),
-]
-UdsOpt = Annotated[
-    Path | None,
-    option("--uds", metavar="PATH", group=LISTEN, help="A Unix socket in place of host and port."),
-]
-ReadyFileOpt = Annotated[
-    Path | None,
-    option(
-        "--ready-file",
-        metavar="FILE",
-        group=LISTEN,
-        help="Written when requests are answered: url, pid and model as JSON.",
-    ),
-]
-KeyFileOpt = Annotated[
-    Path | None,
-    option(
-        "--api-key-file",
-        metavar="FILE",
-        group=ACCESS,
-        help="Keys, one a line; a request must bring one. Also: NVCLI_API_KEY.",
-    ),
-]
-CorsOpt = Annotated[
-    list[str] | None,
-    option(
-        "--cors-origin",
-        metavar="ORIGIN",
-        group=ACCESS,
-        help="Browsers may call from here; may be given again, * is any.",
-    ),
-]
-MetricsOpt = Annotated[
-    MetricsChoice,
-    option(
-        "--metrics",
-        parser=choice(MetricsChoice),
-        metavar="key|open|off",
-        group=ACCESS,
-        help="Who reads /metrics: with the key (default), anybody, nobody.",
-    ),
-]
-NameOpt = Annotated[
-    list[str] | None,
-    option(
-        "--served-model-name",
-        metavar="NAME",
-        group=BEHAVIOUR,
-        help="What requests call the model; may be given again.",
-    ),
-]
-StrictOpt = Annotated[
-    bool, option("--strict-api", group=BEHAVIOUR, help="Unknown request fields are errors.")
-]
-ThinkOpt = Annotated[
-    bool,
-    option(
-        "--think/--no-think",
-        group=BEHAVIOUR,
-        help="Whether the model thinks where a request leaves it open; default: yes.",
-    ),
-]
-GenerationConfigOpt = Annotated[
-    GenerationConfigChoice,
-    option(
-        "--generation-config",
-        parser=choice(GenerationConfigChoice),
-        metavar="auto|none",
-        group=BEHAVIOUR,
-        help="Sampling defaults: of the checkpoint (auto), or OpenAI's (none).",
-    ),
-]
-TemplateOpt = Annotated[
-    bool,
-    option(
-        "--allow-request-template",
-        group=BEHAVIOUR,
-        help="Requests may bring their own chat template.",
-    ),
-]
-LogRequestsOpt = Annotated[
-    bool, option("--log-requests", group=BEHAVIOUR, help="One log line a request.")
-]
-PingOpt = Annotated[
-    float | None,
-    option(
-        "--ping-interval",
-        parser=FLOAT,
-        metavar="S",
-        group=BEHAVIOUR,
-        help="A comment in a stream after S seconds of silence; default: none.",
-    ),
-]
-QueueOpt = Annotated[
-    int,
-    option(
-        "--max-queue",
-        parser=INT,
-        metavar="N",
-        group=LIMITS,
-        help="Sequences that may wait; more get a 429. Default: 1024.",
-    ),
-]
-TimeoutOpt = Annotated[
-    float | None,
-    option(
-        "--request-timeout",
-        parser=FLOAT,
-        metavar="S",
-        group=LIMITS,
-        help="A request ends with an error after S seconds; default: never.",
-    ),
-]
-DrainOpt = Annotated[
-    float,
-    option(
-        "--drain-timeout",
-        parser=FLOAT,
-        metavar="S",
-        group=LIMITS,
-        help="Seconds that running requests get after SIGTERM; default: 30.",
-    ),
-]
-StoreOpt = Annotated[
-    int,
-    option(
-        "--store-limit",
-        parser=INT,
-        metavar="N",
-        group=LIMITS,
-        help="Answers kept for requests with store; default: 1000.",
-    ),
-]
-
-McpOpt = Annotated[
-    Path | None,
-    option(
-        "--mcp",
-        metavar="FILE",
-        group=ACCESS,
-        help="MCP servers that requests may name by label: the usual mcpServers JSON.",
-    ),
-]
-McpAllowOpt = Annotated[
-    list[str] | None,
-    option(
-        "--mcp-allow",
-        metavar="URL_PREFIX",
-        group=ACCESS,
-        help="Requests may bring MCP servers under this URL; may be given again.",
-    ),
-]
-
-StorageOpt = Annotated[
-    Path | None,
-    option(
-        "--storage",
-        metavar="FOLDER",
-        group=BEHAVIOUR,
-        help="Keep files and batches here; without it /v1/files and /v1/batches are not there.",
-    ),
-]
-
-EngineOpt = Annotated[
-    EngineChoice,
-    option(
-        "--engine",
-        parser=choice(EngineChoice),
-        metavar="auto|process|thread",
-        group=BEHAVIOUR,
-        help="Where the engine runs; auto: a process of its own where there is a GPU.",
-    ),
-]
 
 
 def serve(
@@ -252,28 +47,28 @@ def serve(
     deterministic: engine_options.DeterministicOpt = False,
     replicas: engine_options.ReplicasOpt = None,
     ray_address: engine_options.RayAddressOpt = None,
-    host: HostOpt = "127.0.0.1",
-    port: PortOpt = 8000,
-    uds: UdsOpt = None,
-    ready_file: ReadyFileOpt = None,
-    api_key_file: KeyFileOpt = None,
-    cors_origin: CorsOpt = None,
-    mcp: McpOpt = None,
-    mcp_allow: McpAllowOpt = None,
-    metrics: MetricsOpt = MetricsChoice.KEY,
-    served_model_name: NameOpt = None,
-    think: ThinkOpt = True,
-    generation_config: GenerationConfigOpt = GenerationConfigChoice.AUTO,
-    strict_api: StrictOpt = False,
-    allow_request_template: TemplateOpt = False,
-    ping_interval: PingOpt = None,
-    log_requests: LogRequestsOpt = False,
-    max_queue: QueueOpt = 1024,
-    request_timeout: TimeoutOpt = None,
-    drain_timeout: DrainOpt = 30.0,
-    store_limit: StoreOpt = 1000,
-    storage: StorageOpt = None,
-    engine: EngineOpt = EngineChoice.AUTO,
+    host: opts.HostOpt = "127.0.0.1",
+    port: opts.PortOpt = 8000,
+    uds: opts.UdsOpt = None,
+    ready_file: opts.ReadyFileOpt = None,
+    api_key_file: opts.KeyFileOpt = None,
+    cors_origin: opts.CorsOpt = None,
+    mcp: opts.McpOpt = None,
+    mcp_allow: opts.McpAllowOpt = None,
+    metrics: opts.MetricsOpt = opts.MetricsChoice.KEY,
+    served_model_name: opts.NameOpt = None,
+    think: opts.ThinkOpt = True,
+    generation_config: opts.GenerationConfigOpt = opts.GenerationConfigChoice.AUTO,
+    strict_api: opts.StrictOpt = False,
+    allow_request_template: opts.TemplateOpt = False,
+    ping_interval: opts.PingOpt = None,
+    log_requests: opts.LogRequestsOpt = False,
+    max_queue: opts.QueueOpt = 1024,
+    request_timeout: opts.TimeoutOpt = None,
+    drain_timeout: opts.DrainOpt = 30.0,
+    store_limit: opts.StoreOpt = 1000,
+    storage: opts.StorageOpt = None,
+    engine: opts.EngineOpt = opts.EngineChoice.AUTO,
 ) -> int:
     """Answer OpenAI's API over HTTP.
 
@@ -329,7 +124,7 @@ def serve(
 
     if replicas is None:
         load = _loader(engine_config, screen, engine)
-    elif engine is not EngineChoice.AUTO:
+    elif engine is not opts.EngineChoice.AUTO:
         raise UsageError("--engine says where one engine runs, --replicas makes several in Ray")
     else:
         load = _replicas_loader(engine_config, screen, replicas, ray_address, tell)
@@ -353,13 +148,15 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
 
 
 def _loader(
-    config: EngineConfig, screen: Screen, engine: EngineChoice
+    config: EngineConfig, screen: Screen, engine: opts.EngineChoice
 ) -> Callable[[], ServerEngine]:
     def load() -> ServerEngine:
         from nvcli.cli.chat import DEMO_NOTICE
 
         llm: RemoteEngine | LLM
-        if engine is EngineChoice.PROCESS or (engine is EngineChoice.AUTO and _has_gpu(config)):
+        if engine is opts.EngineChoice.PROCESS or (
+            engine is opts.EngineChoice.AUTO and _has_gpu(config)
+        ):
             from nvcli.server.remote_engine import RemoteEngine
 
             llm = RemoteEngine(config)
