@@ -132,6 +132,7 @@ class HttpEngine:
         self._loop.call_soon(self._ready.set)
         self._loop.run_forever()
         self._loop.run_until_complete(self._finish())
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())  # cut streams let go
         self._loop.close()
 
     async def _finish(self) -> None:
