@@ -17,13 +17,16 @@ from nvcli.batch.options import (
     ProgressMode,
     Shard,
 )
-from nvcli.cli import batch_options as opts
-from nvcli.cli import engine_options, options, sampling_options
+from nvcli.cli import batch_options as opts  # noqa: TC001 - Typer reads the annotations
+from nvcli.cli import engine_options, options  # noqa: TC001
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.attach import attach as find_server
+from nvcli.cli.bundles import bundled
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.console import print_text
+from nvcli.cli.engine_options import EngineOptions, check_replicas
 from nvcli.cli.prompt_input import text_or_file
+from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
@@ -46,37 +49,17 @@ nvcli batch prompts.jsonl -o answers.jsonl --replicas 8     on 8 GPUs, or a clus
 nvcli batch prompts.jsonl --dry-run                   count tokens, find bad lines, no GPU"""
 
 
+@bundled
 def batch(
     ctx: typer.Context,
     input: opts.InputArg,
     output: opts.OutOpt = None,
-    model: engine_options.ModelOpt = None,
-    device: engine_options.DeviceOpt = None,
-    dtype: engine_options.DTypeOpt = None,
-    max_model_len: engine_options.MaxModelLenOpt = None,
-    gpu_memory_utilization: engine_options.MemoryOpt = None,
-    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None,
-    max_num_seqs: engine_options.MaxNumSeqsOpt = None,
-    tensor_parallel_size: engine_options.TensorParallelOpt = None,
-    load_format: engine_options.LoadFormatOpt = None,
-    enforce_eager: engine_options.EnforceEagerOpt = False,
-    deterministic: engine_options.DeterministicOpt = False,
+    *,
+    engine: EngineOptions,
     attach: engine_options.AttachOpt = None,
     replicas: engine_options.ReplicasOpt = None,
     ray_address: engine_options.RayAddressOpt = None,
-    temperature: sampling_options.TemperatureOpt = None,
-    top_p: sampling_options.TopPOpt = None,
-    top_k: sampling_options.TopKOpt = None,
-    min_p: sampling_options.MinPOpt = None,
-    presence_penalty: sampling_options.PresencePenaltyOpt = None,
-    repetition_penalty: sampling_options.RepetitionPenaltyOpt = None,
-    max_tokens: sampling_options.MaxTokensOpt = None,
-    stop: sampling_options.StopOpt = None,
-    seed: sampling_options.SeedOpt = None,
-    think: sampling_options.ThinkOpt = None,
-    think_budget: sampling_options.ThinkBudgetOpt = None,
-    schema: sampling_options.SchemaOpt = None,
-    format: sampling_options.FormatOpt = sampling_options.AnswerFormat.TEXT,
+    drawn: SamplingOptions,
     input_format: opts.InputFormatOpt = InputFormat.AUTO,
     prompt_field: opts.PromptFieldOpt = None,
     system: options.SystemOpt = None,
@@ -108,31 +91,8 @@ def batch(
     """
     settings = settings_of(ctx)
     screen = settings.screen()
-    config = EngineConfig.from_options(
-        model=model or DEFAULT_MODEL,
-        device=device,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        memory_utilization=gpu_memory_utilization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_num_seqs=max_num_seqs,
-        tensor_parallel_size=tensor_parallel_size,
-        load_format=load_format,
-        enforce_eager=enforce_eager,
-        deterministic=deterministic,
-    )
-    sampling = check_sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        presence_penalty=presence_penalty,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-        stop=tuple(stop) if stop else None,
-        seed=seed,
-        thinking_budget=think_budget,
-    )
+    config = engine.config(engine.model or DEFAULT_MODEL)
+    sampling = check_sampling(drawn.given())
     sampling.pop("seed", None)  # of the run: each record gets its own from it
     chosen = BatchOptions(
         input=input,
@@ -157,13 +117,13 @@ def batch(
         include_thinking=include_thinking,
         echo=tuple(name.strip() for name in echo.split(",") if name.strip()) if echo else (),
         sampling=sampling,
-        response_format=_response_format(schema, format, screen),
-        think=think,
+        response_format=_response_format(drawn.schema, drawn.format, screen),
+        think=drawn.think,
         system=text_or_file(system, screen.warn) if system is not None else None,
         is_raw=raw,
-        seed=seed,
+        seed=drawn.seed,
     )
-    engine_options.check_replicas(replicas, ray_address)
+    check_replicas(replicas, ray_address)
     if dry_run and replicas is not None:
         raise UsageError("--replicas is for a run, --dry-run estimates for one GPU")
     if json and not dry_run:
@@ -182,7 +142,10 @@ def batch(
         load = _replicas_loader(config, screen, replicas, ray_address, shown.note)
     server = find_server(
         _Attach(
-            attach or "auto", config, model is not None, config != EngineConfig(model=config.model)
+            attach or "auto",
+            config,
+            is_model_given=engine.model is not None,
+            has_engine_flags=config != EngineConfig(model=config.model),
         ),
         screen,
     )
@@ -235,11 +198,11 @@ def _output(path: Path | None) -> Path | None:
 
 
 def _response_format(
-    schema: str | None, format: sampling_options.AnswerFormat, screen: Screen
+    schema: str | None, format: AnswerFormat, screen: Screen
 ) -> dict[str, Any] | None:
     if schema is None:
-        return {"type": "json_object"} if format is sampling_options.AnswerFormat.JSON else None
-    if format is sampling_options.AnswerFormat.JSON:
+        return {"type": "json_object"} if format is AnswerFormat.JSON else None
+    if format is AnswerFormat.JSON:
         raise UsageError("--schema and --format json contradict each other", hint="Leave one out.")
     from nvcli.repl.command_view import read_schema
 

@@ -8,9 +8,10 @@ import typer
 
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli.app import Command, Group, settings_of
-from nvcli.cli.bench_bundles import EngineOptions, OutputOptions, WorkloadOptions  # noqa: TC001
+from nvcli.cli.bench_bundles import OutputOptions, WorkloadOptions  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, finish, loaded
 from nvcli.cli.bundles import bundled
+from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import UsageError
 
 

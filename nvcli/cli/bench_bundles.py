@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
-from nvcli.cli import engine_options  # noqa: TC001
-from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from nvcli.bench.workload import Workload
-
-
-@dataclass
-class EngineOptions:
-    """Which model, and how it runs."""
-
-    model: engine_options.ModelOpt = None
-    device: engine_options.DeviceOpt = None
-    dtype: engine_options.DTypeOpt = None
-    max_model_len: engine_options.MaxModelLenOpt = None
-    gpu_memory_utilization: engine_options.MemoryOpt = None
-    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None
-    max_num_seqs: engine_options.MaxNumSeqsOpt = None
-    tensor_parallel_size: engine_options.TensorParallelOpt = None
-    load_format: engine_options.LoadFormatOpt = None
-    enforce_eager: engine_options.EnforceEagerOpt = False
-    deterministic: engine_options.DeterministicOpt = False
-
-    def given(self) -> dict[str, Any]:
-        """What was given, as `EngineConfig` names it."""
-        values = dict(vars(self))
-        values["memory_utilization"] = values.pop("gpu_memory_utilization")
-        return {k: v for k, v in values.items() if v is not None and v is not False}
-
-    def config(self, model: str | None = None) -> EngineConfig:
-        return EngineConfig.from_options(
-            **{"model": DEFAULT_MODEL, **self.given(), **({"model": model} if model else {})}
-        )
 
 
 @dataclass

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from nvcli.bench.summary import Summary
     from nvcli.bench.target import Target
     from nvcli.bench.workload import Workload
-    from nvcli.cli.bench_bundles import ClientOptions, EngineOptions
+    from nvcli.cli.bench_bundles import ClientOptions
+    from nvcli.cli.engine_options import EngineOptions
     from nvcli.repl.screen import Screen
 
 

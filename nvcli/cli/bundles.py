@@ -2,8 +2,8 @@
 
     @dataclass
     class EngineOptions:
-        model: engine_options.ModelOpt = None
-        device: engine_options.DeviceOpt = None
+        model: ModelOpt = None
+        device: DeviceOpt = None
 
     @bundled
     def latency(ctx: typer.Context, engine: EngineOptions, repeat: RepeatOpt = 5) -> int: ...

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer  # noqa: TC002 - Typer reads the annotations of `chat`
 
-from nvcli.cli import engine_options, options, sampling_options
+from nvcli.cli import engine_options, options
 from nvcli.cli.app import Command, settings_of
+from nvcli.cli.bundles import bundled
 from nvcli.cli.console import Spinner, is_terminal
+from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.cli.prompt_input import (
     join_parts,
     read_files,
@@ -20,7 +22,8 @@ from nvcli.cli.prompt_input import (
     repair_argument,
     text_or_file,
 )
-from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
+from nvcli.config import EngineConfig
 from nvcli.errors import NvcliError, UsageError
 from nvcli.repl.command_view import read_schema
 from nvcli.repl.numbers import startup_lines
@@ -147,34 +150,14 @@ def connect(options: ChatOptions, screen: Screen) -> ChatModel:
     return attach(options, screen) or open_model(options.config, screen)
 
 
+@bundled
 def chat(
     ctx: typer.Context,
     prompt: options.PromptArg = None,
-    model: engine_options.ModelOpt = None,
-    device: engine_options.DeviceOpt = None,
-    dtype: engine_options.DTypeOpt = None,
-    max_model_len: engine_options.MaxModelLenOpt = None,
-    gpu_memory_utilization: engine_options.MemoryOpt = None,
-    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None,
-    max_num_seqs: engine_options.MaxNumSeqsOpt = None,
-    tensor_parallel_size: engine_options.TensorParallelOpt = None,
-    load_format: engine_options.LoadFormatOpt = None,
-    enforce_eager: engine_options.EnforceEagerOpt = False,
-    deterministic: engine_options.DeterministicOpt = False,
+    *,
+    engine: EngineOptions,
     attach: engine_options.AttachOpt = None,
-    temperature: sampling_options.TemperatureOpt = None,
-    top_p: sampling_options.TopPOpt = None,
-    top_k: sampling_options.TopKOpt = None,
-    min_p: sampling_options.MinPOpt = None,
-    presence_penalty: sampling_options.PresencePenaltyOpt = None,
-    repetition_penalty: sampling_options.RepetitionPenaltyOpt = None,
-    max_tokens: sampling_options.MaxTokensOpt = None,
-    stop: sampling_options.StopOpt = None,
-    seed: sampling_options.SeedOpt = None,
-    think: sampling_options.ThinkOpt = None,
-    think_budget: sampling_options.ThinkBudgetOpt = None,
-    schema: sampling_options.SchemaOpt = None,
-    format: sampling_options.FormatOpt = sampling_options.AnswerFormat.TEXT,
+    drawn: SamplingOptions,
     system: options.SystemOpt = None,
     file: options.FileOpt = None,
     stdin_position: options.StdinPositionOpt = options.StdinPosition.BEFORE,
@@ -206,39 +189,16 @@ def chat(
     """
     screen = settings_of(ctx).screen()
     with _naming_flags():
-        config = EngineConfig.from_options(
-            model=DEFAULT_MODEL if model is None else model,
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            memory_utilization=gpu_memory_utilization,
-            kv_cache_dtype=kv_cache_dtype,
-            max_num_seqs=max_num_seqs,
-            tensor_parallel_size=tensor_parallel_size,
-            load_format=load_format,
-            enforce_eager=enforce_eager,
-            deterministic=deterministic,
-        )
-    sampling = check_sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        presence_penalty=presence_penalty,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-        stop=tuple(stop) if stop else None,
-        seed=seed,
-        thinking_budget=think_budget,
-    )
-    _refuse(think is False and think_budget is not None, "--no-think", "--think-budget")
+        config = engine.config()
+    sampling = check_sampling(drawn.given())
+    _refuse(drawn.think is False and drawn.think_budget is not None, "--no-think", "--think-budget")
     _refuse(raw and system is not None, "--raw", "--system")
-    _refuse(raw and think is not None, "--raw", "--think or --no-think")
-    _refuse(raw and think_budget is not None, "--raw", "--think-budget")
+    _refuse(raw and drawn.think is not None, "--raw", "--think or --no-think")
+    _refuse(raw and drawn.think_budget is not None, "--raw", "--think-budget")
     _refuse(raw and interactive, "--raw", "--interactive")
     _refuse(json and stream_json, "--json", "--stream-json")
-    is_object = format is sampling_options.AnswerFormat.JSON
-    _refuse(schema is not None and is_object, "--schema", "--format json")
+    is_object = drawn.format is AnswerFormat.JSON
+    _refuse(drawn.schema is not None and is_object, "--schema", "--format json")
     _refuse(continue_ and session is not None, "--continue", "--session")
     machine = "--json" if json else "--stream-json" if stream_json else "--extract"
     is_machine_read = json or stream_json or extract is not None
@@ -249,7 +209,7 @@ def chat(
     has_tools = bool(tools or mcp)
     for flag, is_given in (
         ("--tools", has_tools),
-        ("--schema", schema is not None or is_object),
+        ("--schema", drawn.schema is not None or is_object),
         ("--continue or --session", continue_ or session is not None),
     ):
         _refuse(raw and is_given, "--raw", flag)
@@ -268,8 +228,8 @@ def chat(
             hint="Allow them by name: --allow-tool NAME.",
         )
     given_schema: Mapping[str, Any] | None = None
-    if schema is not None:
-        given_schema = read_schema(schema, screen.warn)
+    if drawn.schema is not None:
+        given_schema = read_schema(drawn.schema, screen.warn)
     elif is_object:
         given_schema = ANY_OBJECT
     if session is not None:
@@ -277,7 +237,7 @@ def chat(
     chosen = ChatOptions(
         config=config,
         sampling=sampling,
-        think=think,
+        think=drawn.think,
         system=text_or_file(system, screen.warn) if system is not None else None,
         is_raw=raw,
         show_thinking=show_thinking,
@@ -298,7 +258,7 @@ def chat(
         is_continued=continue_,
         is_saved=not no_save and (not no_history or continue_ or session is not None),
         attach=attach or "auto",
-        is_model_given=model is not None,
+        is_model_given=engine.model is not None,
         has_engine_flags=config != EngineConfig(model=config.model),
     )
     files = file or []
@@ -347,9 +307,8 @@ def _refuse_idle_flags(ctx: typer.Context, *, is_machine_read: bool, has_tools: 
         raise UsageError("--allow-tool needs tools", hint="Give --tools FILE.py or --mcp FILE.")
 
 
-def check_sampling(**values: Any) -> dict[str, Any]:
-    """The values that were given. Raises `InvalidParameterError` before anything is loaded."""
-    given = {name: value for name, value in values.items() if value is not None}
+def check_sampling(given: dict[str, Any]) -> dict[str, Any]:
+    """The same values. Raises `InvalidParameterError` before anything is loaded."""
     with _naming_flags():
         SamplingParams(**given)
     return given

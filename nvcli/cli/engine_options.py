@@ -1,10 +1,15 @@
-"""Options that say which model runs and how, for every command that has an engine."""
+"""Options that say which model runs and how, for every command that has an engine.
+
+`EngineOptions` is all of them at once, for `bundles.bundled`; some commands take a few.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from nvcli.cli.declare import CLUSTER, FLOAT, INT, LENGTH, MODEL, option
+from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
 ModelOpt = Annotated[
@@ -140,6 +145,34 @@ AttachOpt = Annotated[
         help="Use a running nvcli serve: at this URL or socket; auto: your own, if one runs.",
     ),
 ]
+
+
+@dataclass
+class EngineOptions:
+    """Which model, and how it runs."""
+
+    model: ModelOpt = None
+    device: DeviceOpt = None
+    dtype: DTypeOpt = None
+    max_model_len: MaxModelLenOpt = None
+    gpu_memory_utilization: MemoryOpt = None
+    kv_cache_dtype: KVCacheDTypeOpt = None
+    max_num_seqs: MaxNumSeqsOpt = None
+    tensor_parallel_size: TensorParallelOpt = None
+    load_format: LoadFormatOpt = None
+    enforce_eager: EnforceEagerOpt = False
+    deterministic: DeterministicOpt = False
+
+    def given(self) -> dict[str, Any]:
+        """What was given, as `EngineConfig` names it."""
+        values = dict(vars(self))
+        values["memory_utilization"] = values.pop("gpu_memory_utilization")
+        return {k: v for k, v in values.items() if v is not None and v is not False}
+
+    def config(self, model: str | None = None) -> EngineConfig:
+        return EngineConfig.from_options(
+            **{"model": DEFAULT_MODEL, **self.given(), **({"model": model} if model else {})}
+        )
 
 
 def check_replicas(replicas: int | None, ray_address: str | None) -> None:

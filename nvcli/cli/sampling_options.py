@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from nvcli.cli.declare import FLOAT, INT, SAMPLING, choice, option
 
@@ -132,3 +133,31 @@ FormatOpt = Annotated[
         help="json: the answer is a JSON object.",
     ),
 ]
+
+
+@dataclass
+class SamplingOptions:
+    """How answers are drawn, and their shape."""
+
+    temperature: TemperatureOpt = None
+    top_p: TopPOpt = None
+    top_k: TopKOpt = None
+    min_p: MinPOpt = None
+    presence_penalty: PresencePenaltyOpt = None
+    repetition_penalty: RepetitionPenaltyOpt = None
+    max_tokens: MaxTokensOpt = None
+    stop: StopOpt = None
+    seed: SeedOpt = None
+    think: ThinkOpt = None
+    think_budget: ThinkBudgetOpt = None
+    schema: SchemaOpt = None
+    format: FormatOpt = AnswerFormat.TEXT
+
+    def given(self) -> dict[str, Any]:
+        """What was given of the numbers, as `SamplingParams` names it."""
+        values = dict(vars(self))
+        for name in ("think", "schema", "format"):
+            del values[name]
+        values["thinking_budget"] = values.pop("think_budget")
+        values["stop"] = tuple(self.stop) if self.stop else None
+        return {name: value for name, value in values.items() if value is not None}

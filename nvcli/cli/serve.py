@@ -11,6 +11,8 @@ import typer  # noqa: TC002 - Typer reads the annotations of `serve`
 from nvcli.cli import engine_options
 from nvcli.cli import serve_options as opts
 from nvcli.cli.app import Command, settings_of
+from nvcli.cli.bundles import bundled
+from nvcli.cli.engine_options import EngineOptions, check_replicas
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
@@ -32,19 +34,10 @@ nvcli serve -m Qwen/Qwen3-8B --replicas 8       one address for eight GPUs, or a
 curl 127.0.0.1:8000/v1/models                   what it serves"""
 
 
+@bundled
 def serve(
     ctx: typer.Context,
-    model: engine_options.ModelOpt = None,
-    device: engine_options.DeviceOpt = None,
-    dtype: engine_options.DTypeOpt = None,
-    max_model_len: engine_options.MaxModelLenOpt = None,
-    gpu_memory_utilization: engine_options.MemoryOpt = None,
-    kv_cache_dtype: engine_options.KVCacheDTypeOpt = None,
-    max_num_seqs: engine_options.MaxNumSeqsOpt = None,
-    tensor_parallel_size: engine_options.TensorParallelOpt = None,
-    load_format: engine_options.LoadFormatOpt = None,
-    enforce_eager: engine_options.EnforceEagerOpt = False,
-    deterministic: engine_options.DeterministicOpt = False,
+    loaded: EngineOptions,
     replicas: engine_options.ReplicasOpt = None,
     ray_address: engine_options.RayAddressOpt = None,
     host: opts.HostOpt = "127.0.0.1",
@@ -78,19 +71,8 @@ def serve(
     from nvcli.server.run import serve as run_server
 
     screen = settings_of(ctx).screen()
-    engine_config = EngineConfig.from_options(
-        model=model or DEFAULT_MODEL,
-        device=device,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        memory_utilization=gpu_memory_utilization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_num_seqs=max_num_seqs,
-        tensor_parallel_size=tensor_parallel_size,
-        load_format=load_format,
-        enforce_eager=enforce_eager,
-        deterministic=deterministic,
-        generation_config=generation_config.value,
+    engine_config = loaded.config(loaded.model or DEFAULT_MODEL).replace(
+        generation_config=generation_config.value
     )
     config = ServerConfig(
         host=host,
@@ -115,7 +97,7 @@ def serve(
         allow_template=allow_request_template,
         enable_thinking=think,
     )
-    engine_options.check_replicas(replicas, ray_address)
+    check_replicas(replicas, ray_address)
 
     def tell(text: str) -> None:
         """Also where no terminal is: a service's log wants these lines."""
