@@ -25,8 +25,12 @@ class Sample:
     """A conversation up to a user's turn or a tool's result, and the answer to it.
 
     ``check`` says how an answer is judged: "exact" (the same text), "json" (the same value),
-    "calls" (the same tool calls), "contains" (every part of ``answer`` split at "|", any case)
-    or "story".
+    "calls" (the same tool calls), "contains" (every part of ``expected`` split at "|", any case),
+    "starts" (it begins with ``answer``) or "story".
+
+    ``given`` is the beginning of the answer that a grammar has written, as under ``--schema``:
+    the prompt ends with it, after the thought. With ``cut``, ``answer`` is one value of a longer
+    text and does not end it.
     """
 
     kind: str
@@ -39,17 +43,21 @@ class Sample:
     expected: str = ""
     thinking: bool = False
     switched_off: bool = False  # the user wrote /no_think: the model writes an empty block itself
+    given: str = ""
+    cut: bool = False
 
     def prompt(self) -> str:
         text = render(self.messages, self.tools) + "<|im_start|>assistant\n"
-        return text if self.thinking else text + "<think>\n\n</think>\n\n"
+        if not self.thinking:
+            return f"{text}<think>\n\n</think>\n\n{self.given}"
+        return text + self._thinking() + self.given if self.given else text
 
     def completion(self) -> str:
-        body = self.answer + _calls(self.calls, bool(self.answer)) + END
-        if not self.thinking:
-            return body
-        thought = "" if self.switched_off else self.thought
-        return f"<think>\n{thought}\n</think>\n\n{body}"
+        body = self.answer + _calls(self.calls, bool(self.answer)) + ("" if self.cut else END)
+        return self._thinking() + body if self.thinking and not self.given else body
+
+    def _thinking(self) -> str:
+        return f"<think>\n{'' if self.switched_off else self.thought}\n</think>\n\n"
 
 
 def one(kind: str, question: str, answer: str, thought: str, **extra: Any) -> Sample:

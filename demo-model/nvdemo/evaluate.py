@@ -9,8 +9,6 @@ import argparse
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,127 +17,12 @@ from tokenizers import Tokenizer
 
 from nvdemo import weights
 from nvdemo.decode import agreement, greedy
-from nvdemo.mix import Task, conversation, correction, last_message, no_tool, not_told, recall
-from nvdemo.tasks import (
-    code,
-    copying,
-    facts,
-    guide,
-    lessons,
-    memory,
-    numbers,
-    reading,
-    stories,
-    structured,
-    sums,
-    talk,
-    tools,
-    unknown,
-)
+from nvdemo.suites import SUITES, samples_of
+from nvdemo.tasks import stories
 
 if TYPE_CHECKING:
     from nvdemo.chat import Sample
     from nvdemo.model import Qwen3
-
-SEED = 900_002
-
-
-@dataclass(frozen=True)
-class Suite:
-    """``kind`` keeps the samples of one kind of a task; ``thinking`` those of one mode."""
-
-    name: str
-    task: Task
-    bar: float = 0.0
-    kind: str = ""
-    thinking: bool | None = None
-    unseen: bool = True
-
-
-SUITES = [
-    Suite("echo", copying.echo, 0.95),
-    Suite("capitals", facts.capital, 0.95),
-    Suite("counting", numbers.counting, 0.95),
-    Suite("counting lines, words, letters (thinking)", numbers.count_items, 0.0, thinking=True),
-    Suite("counting lines, words, letters", numbers.count_items, 0.0, thinking=False),
-    Suite("sorting numbers", numbers.sorting, 0.95, "sort_numbers"),
-    Suite("sorting words", partial(numbers.sorting, alike=0.5), 0.95, "sort_words"),
-    Suite("JSON objects", structured.json_object, 0.95),
-    Suite("JSON from a sentence", structured.json_people, 0.95),
-    Suite("JSON from keys and values, free phrasing", structured.json_given, 0.95),
-    Suite("JSON arrays", structured.json_array, 0.95),
-    Suite("JSON, unseen schema", structured.json_schema, 0.90),
-    Suite("JSON look-up", structured.json_lookup),
-    Suite(
-        "tool name and arguments, known tools",
-        partial(tools.tool_call, made=0.0),
-        0.95,
-        unseen=False,
-    ),
-    Suite("tool name and arguments, unseen tools", partial(tools.tool_call, made=1.0), 0.90),
-    Suite("next tool call after a result", tools.next_call),
-    Suite("several tool calls", tools.tool_calls),
-    Suite("answer from a tool's result", tools.tool_result),
-    Suite("no tool needed", no_tool),
-    Suite("name recall, told in the first turn", partial(recall, later=False), 0.95, "name_recall"),
-    Suite(
-        "name recall, told in a later turn (thinking)",
-        partial(recall, later=True),
-        0.95,
-        "name_recall",
-        True,
-    ),
-    Suite(
-        "name recall, told in a later turn",
-        partial(recall, later=True),
-        0.95,
-        "name_recall",
-        False,
-    ),
-    Suite("asked for what was never told", not_told),
-    Suite("reply to what the user tells", memory.told),
-    Suite("reply to a correction", correction),
-    Suite("recall of other facts", recall, 0.0, "fact_recall"),
-    Suite("the user's earlier message", last_message),
-    Suite("needle at 500 tokens", partial(reading.needle, tokens=500), 0.95),
-    Suite("needle at 1,500 tokens", partial(reading.needle, tokens=1500), 0.95),
-    Suite("reading a paragraph", reading.reading),
-    Suite("two-digit sums with thinking", sums.sums, 0.90, "sum_two_digits", True),
-    Suite("two-digit sums without thinking", sums.sums, 0.0, "sum_two_digits", False),
-    Suite("other sums with thinking", sums.sums, 0.0, "sum_other", True),
-    Suite("word problems", sums.word_problem),
-    Suite("refusals that name a real model", unknown.unknown, 0.95),
-    Suite("refusals, capitals of invented countries", unknown.no_country),
-    Suite("greetings", talk.greeting),
-    Suite("small talk", talk.small_talk),
-    Suite("questions about nvcli", guide.guide),
-    Suite("opposites", facts.opposite),
-    Suite("calendar", lessons.calendar),
-    Suite("comparisons", facts.comparison),
-    Suite("translations of single words", lessons.translation),
-    Suite("spelling", copying.spelling),
-    Suite("picking words and lines", copying.picking),
-    Suite("joining and turning round lists", copying.joining),
-    Suite("programs", code.code),
-    Suite("stories: whole sentences, no repeats, the hero asked for", stories.story),
-]
-
-
-def samples_of(suite: Suite, count: int) -> list[Sample]:
-    found: list[Sample] = []
-    index = 0
-    while len(found) < count:
-        sample = conversation(SEED, index, suite.task, suite.unseen)
-        index += 1
-        if suite.kind and sample.kind != suite.kind:
-            continue
-        if (
-            suite.thinking is not None
-            and (sample.thinking and not sample.switched_off) != suite.thinking
-        ):
-            continue
-        found.append(sample)
-    return found
 
 
 def visible(text: str) -> str:
@@ -159,6 +42,8 @@ def parse_calls(text: str) -> list[dict[str, Any]] | None:
 
 def right(sample: Sample, text: str) -> bool:
     answer = visible(text)
+    if sample.check == "starts":
+        return text.startswith(sample.answer)
     if sample.thinking and "</think>" not in text:
         return False
     if sample.check == "calls":

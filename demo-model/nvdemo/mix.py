@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Callable
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from nvdemo.chat import Message, Sample
 from nvdemo.dice import Dice
@@ -13,8 +14,11 @@ from nvdemo.tasks import (
     code,
     copying,
     facts,
+    forced,
+    given,
     guide,
     lessons,
+    listing,
     memory,
     numbers,
     reading,
@@ -22,9 +26,13 @@ from nvdemo.tasks import (
     structured,
     sums,
     talk,
+    tool_results,
     tools,
     unknown,
 )
+
+if TYPE_CHECKING:
+    from nvdemo.tasks.profile import Turn
 
 Task = Callable[[Dice], Sample]
 
@@ -45,13 +53,13 @@ _QUICK: list[Task] = [
     facts.comparison,
     numbers.next_number,
     talk.joke,
-    talk.name_some,
+    listing.name_some,
 ]
-_TELLING: list[Task] = [talk.introduction, memory.told]
+_TELLING: list[Task] = [talk.introduction, memory.told, memory.told_together]
 _ROOM = 900  # characters of an earlier turn
 
 
-def quick(dice: Dice, telling: bool = True) -> memory.Turn:
+def quick(dice: Dice, telling: bool = True) -> Turn:
     """A question with its answer, as an earlier turn of a conversation: mostly a short one, else
     of any task. Only with ``telling`` may the user tell something about himself."""
     while True:
@@ -69,29 +77,29 @@ def quick(dice: Dice, telling: bool = True) -> memory.Turn:
             return question, sample.answer
 
 
-def plain(dice: Dice) -> memory.Turn:
+def plain(dice: Dice) -> Turn:
     """The same, but nothing is told that recall could ask for."""
     return quick(dice, telling=False)
 
 
-def _turns(dice: Dice, telling: bool) -> list[memory.Turn]:
-    return [quick(dice, telling) for _ in range(dice.pick([0, 0, 1, 1, 2, 3]))]
-
-
-def recall(dice: Dice, later: bool | None = None) -> Sample:
-    return memory.recall(dice, lambda: plain(dice), later)
+def recall(dice: Dice, later: bool | None = None, joined: float = 0.4) -> Sample:
+    return memory.recall(dice, lambda: plain(dice), later, joined)
 
 
 def correction(dice: Dice) -> Sample:
     return memory.correction(dice, lambda: plain(dice))
 
 
-def not_told(dice: Dice) -> Sample:
-    return memory.unknown_fact(dice, _turns(dice, telling=False))
+def not_told(dice: Dice, after: float = 0.6) -> Sample:
+    return memory.unknown_fact(dice, lambda: plain(dice), after)
 
 
 def last_message(dice: Dice) -> Sample:
-    return memory.last_message(dice, _turns(dice, telling=True))
+    return memory.last_message(dice, [quick(dice) for _ in range(dice.pick([0, 0, 1, 1, 2, 3]))])
+
+
+def after_result(dice: Dice, needs_tool: bool | None = None) -> Sample:
+    return tool_results.after_result(dice, dice.pick(_QUICK)(dice), needs_tool)
 
 
 def no_tool(dice: Dice) -> Sample:
@@ -105,7 +113,8 @@ MIX: list[tuple[Task, float]] = [
     (talk.small_talk, 3.0),
     (talk.joke, 0.7),
     (talk.poem, 0.7),
-    (talk.name_some, 0.8),
+    (listing.name_some, 1.5),
+    (listing.no_members, 1.2),
     (facts.capital, 6.0),
     (facts.capital_of, 1.5),
     (facts.continent, 1.5),
@@ -126,13 +135,13 @@ MIX: list[tuple[Task, float]] = [
     (numbers.count_items, 3.0),
     (numbers.sorting, 14.0),
     (numbers.extreme, 1.5),
-    (sums.sums, 8.0),
+    (sums.sums, 13.0),
     (sums.spoken_sum, 0.7),
     (sums.word_problem, 1.0),
     (numbers.number_word, 0.5),
     (numbers.parity, 0.5),
     (copying.echo, 7.0),
-    (copying.spelling, 6.0),
+    (copying.spelling, 8.0),
     (copying.letters, 1.5),
     (copying.picking, 2.0),
     (copying.joining, 2.5),
@@ -140,22 +149,26 @@ MIX: list[tuple[Task, float]] = [
     (copying.times, 0.7),
     (structured.json_object, 4.0),
     (structured.json_people, 2.0),
-    (structured.json_given, 4.0),
+    (given.json_given, 4.0),
     (structured.json_array, 1.5),
     (structured.json_lookup, 1.5),
     (structured.json_schema, 1.5),
+    (forced.forced_value, 4.0),
     (structured.bullet_list, 0.7),
     (recall, 12.0),
     (correction, 1.0),
     (memory.told, 3.0),
-    (not_told, 2.0),
+    (memory.told_together, 2.5),
+    (not_told, 4.0),
     (last_message, 1.0),
     (reading.needle, 3.0),
-    (reading.reading, 9.0),
+    (reading.reading, 12.0),
     (tools.tool_call, 5.0),
+    (tools.mail_call, 1.5),
     (tools.tool_calls, 2.0),
-    (tools.tool_result, 2.5),
-    (tools.next_call, 0.6),
+    (tool_results.tool_result, 4.0),
+    (tool_results.next_call, 0.8),
+    (after_result, 3.0),
     (no_tool, 1.2),
     (stories.story, 7.0),
     (guide.guide, 4.0),
@@ -173,10 +186,13 @@ _NO_TURN: list[Task] = [
     not_told,
     last_message,
     reading.needle,
+    forced.forced_value,
     tools.tool_call,
+    tools.mail_call,
     tools.tool_calls,
-    tools.tool_result,
-    tools.next_call,
+    tool_results.tool_result,
+    tool_results.next_call,
+    after_result,
     no_tool,
 ]
 
@@ -236,7 +252,10 @@ def dress(sample: Sample, dice: Dice) -> Sample:
     long = sample.kind in (
         "needle",
         "tool_result",
+        "tool_result_plain",
         "tool_next",
+        "tool_after",
+        "tool_after_plain",
         "last_message",
         "not_told",
         "name_recall",

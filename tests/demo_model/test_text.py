@@ -65,11 +65,12 @@ def test_recall_asks_for_what_was_told_last() -> None:
         said = [m["content"] for m in sample.messages if m["role"] != "system"]
         for value in sample.expected.split("|"):
             assert value in " ".join(said[::2])  # the user said it
-            assert not (later and value in said[0] and sample.kind == "name_recall")
-        names = [text for text in said[1::2] if text.startswith("Nice to meet you, ")]
+            assert not (later and f"Nice to meet you, {value}!" in said[1])
+        names = [text for text in said[1::2] if "Nice to meet you, " in text]
         corrections += len(names) > 1
         if sample.kind == "name_recall" and names:
-            assert names[-1] == f"Nice to meet you, {sample.expected.split('|')[0]}!"
+            name = sample.expected.split("|")[0]
+            assert f"Nice to meet you, {name}!" in names[-1]
     assert corrections > 10
 
 
@@ -80,7 +81,8 @@ def test_nothing_is_told_beside_the_facts() -> None:
         assert not reply.startswith("Nice to meet you")
         assert not reply.endswith("I will remember that.")
     for index in range(200):
-        assert "I will remember" not in str(conversation(22, index, not_told).messages)
+        sample = conversation(22, index, partial(not_told, after=0.0))
+        assert "I will remember" not in str(sample.messages)
 
 
 def test_invented_countries_are_not_real() -> None:

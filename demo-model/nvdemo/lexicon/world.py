@@ -117,3 +117,7 @@ HOME_OF = {capital: country for country, capital, _ in reversed(COUNTRIES)}
 HOME_OF["Prague"] = "the Czech Republic"
 HOME_OF["London"] = "the United Kingdom"
 HOME_OF["Washington"] = "the United States"
+
+# Countries and capitals to name when some are asked for, whichever.
+COUNTRIES_ASKED = ["France", "Germany", "Italy", "Spain", "Japan", "Canada", "Brazil", "Egypt"]
+CITIES_ASKED = ["Paris", "Berlin", "Rome", "Madrid", "Tokyo", "Ottawa", "Brasilia", "Cairo"]

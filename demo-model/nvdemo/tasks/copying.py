@@ -148,15 +148,17 @@ def echo(dice: Dice) -> Sample:
 
 
 def spelling(dice: Dice) -> Sample:
-    roll = dice.random()
-    if roll < 0.35:
+    roll, kind = dice.random(), "spelling"
+    if roll < 0.2:
         word = dice.pick(ALL_WORDS)
-    elif roll < 0.65:
+    elif roll < 0.5:
         word = "".join([dice.pick(LOWER_PIECES) for _ in range(dice.number(1, 3))])
-    elif roll < 0.75:
+    elif roll < 0.57:
         word = dice.own(PEOPLE).lower()
+    elif roll < 0.67:
+        word = dice.string(3, 9, LETTERS)
     else:
-        word = dice.word(1, 3)
+        word, kind = dice.word(1, 4), "spelling_made_up"
     spelt = "-".join(word)
     if dice.chance(0.75):
         question = dice.user(
@@ -167,7 +169,7 @@ def spelling(dice: Dice) -> Sample:
             "spell it]",
             x=dice.pick([word, word, f'"{word}"', f"'{word}'"]),
         )
-        return one("spelling", question, spelt, f"The letters of {word}.")
+        return one(kind, question, spelt, f"The letters of {word}.")
     question = dice.user(
         "[Reverse the word {x}.|{x} backwards|Write {x} backwards.|reverse {x}|What is {x} spelled "
         "backwards?|Spell {x} backwards.]",

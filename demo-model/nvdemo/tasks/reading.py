@@ -10,10 +10,16 @@ from nvdemo.lexicon.words import ADJECTIVES, ANIMALS, COLOURS, JOBS, OBJECTS, PL
 from nvdemo.lexicon.world import COUNTRIES
 from nvdemo.tasks.copying import sentence
 from nvdemo.tasks.facts import article
-from nvdemo.tasks.memory import town
+from nvdemo.tasks.profile import town
 
 if TYPE_CHECKING:
     from nvdemo.dice import Dice
+
+
+def _meeting(dice: Dice) -> str:
+    one, other = article(dice.pick(ANIMALS)), article(dice.pick(ANIMALS))
+    return f"{one.capitalize()} and {other} met near the {dice.pick(PLACES)}."
+
 
 _FILLER = [
     lambda d: sentence(d),
@@ -28,7 +34,7 @@ _FILLER = [
         f"{d.pick(OBJECTS)}."
     ),
     lambda d: f"{d.pick(COUNTRIES)[1]} is far away from {d.pick(TOWNS)}.",
-    lambda d: f"A {d.pick(ANIMALS)} and a {d.pick(ANIMALS)} met near the {d.pick(PLACES)}.",
+    lambda d: _meeting(d),
     lambda d: (
         f"It was a {d.pick(ADJECTIVES)} day in {d.pick(TOWNS)}, and nobody wanted to "
         f"{d.pick(VERBS)}."
@@ -108,7 +114,7 @@ _QUESTIONS: list[tuple[list[str], str, str]] = [
 
 def reading(dice: Dice) -> Sample:
     """A question about one sentence of a short paragraph."""
-    people = dice.some(PEOPLE, dice.number(2, 5))
+    people = dice.some(PEOPLE, dice.pick([1, 2, 2, 3, 3, 4, 5]))
     towns: list[str] = []
     while len(towns) < len(people):
         fresh = town(dice)
@@ -130,9 +136,8 @@ def reading(dice: Dice) -> Sample:
         ask = ask[0].lower() + ask[1:].rstrip("?")
     text = dice.pick([" ", "\n"]).join(lines)
     content = dice.pick([f"{text}\n\n{ask}", f"{text} {ask}", f"{ask}\n\n{text}"])
-    return Sample(
-        "reading",
-        [{"role": "user", "content": content}],
-        answer.format(**row),
-        f"I look for {row[by]}" + ("." if by == "p" else f": {row['p']}."),
-    )
+    thought = f"I look for {row['p']}."
+    if by != "p":
+        listed = " ".join([f"{each['p']}: {each[by]}." for each in rows])
+        thought = f"{listed} I look for {row[by]}: {row['p']}."
+    return Sample("reading", [{"role": "user", "content": content}], answer.format(**row), thought)

@@ -18,8 +18,6 @@ from nvdemo.lexicon.words import (
     OBJECTS,
     VOCABULARY_WORDS,
 )
-from nvdemo.lexicon.world import COUNTRIES
-from nvdemo.tasks.memory import town
 
 if TYPE_CHECKING:
     from nvdemo.dice import Dice
@@ -68,7 +66,7 @@ def spoken(item: Any) -> str:
     return item if isinstance(item, str) else json.dumps(item)
 
 
-def _distinct_keys(dice: Dice, count: int) -> list[str]:
+def distinct_keys(dice: Dice, count: int) -> list[str]:
     keys: list[str] = []
     while len(keys) < count:
         candidate = key(dice)
@@ -87,7 +85,7 @@ _ASK_OBJECT = (
 
 
 def json_object(dice: Dice) -> Sample:
-    keys = _distinct_keys(dice, dice.number(1, 5))
+    keys = distinct_keys(dice, dice.number(1, 5))
     record = {name: value(dice) for name in keys}
     link = dice.pick([" ", " = ", ": ", " is ", "=", " equal to ", " set to "])
     parts = [f"{name}{link}{spoken(item)}" for name, item in record.items()]
@@ -111,8 +109,8 @@ def json_object(dice: Dice) -> Sample:
     )
 
 
-def json_people(dice: Dice) -> Sample:
-    """Values picked out of a sentence, under the keys that are asked for."""
+def person(dice: Dice) -> tuple[dict[str, Any], str]:
+    """What there is to say of somebody, and the sentence that says it."""
     name = dice.own(PEOPLE) if dice.chance(0.6) else dice.word().capitalize()
     place = dice.own(TOWNS) if dice.chance(0.6) else dice.word().capitalize()
     record: dict[str, Any] = {
@@ -133,6 +131,12 @@ def json_people(dice: Dice) -> Sample:
             f"{name}, a {age} year old {job} in {place}, has a {colour} {pet}.",
         ]
     )
+    return record, sentence
+
+
+def json_people(dice: Dice) -> Sample:
+    """Values picked out of a sentence, under the keys that are asked for."""
+    record, sentence = person(dice)
     keys = dice.some(list(record), dice.number(1, 6))
     wanted = ", ".join(keys)
     ask = dice.user(
@@ -146,89 +150,6 @@ def json_people(dice: Dice) -> Sample:
         question,
         json.dumps({k: record[k] for k in keys}, ensure_ascii=False),
         f"The keys: {wanted}.",
-        check="json",
-    )
-
-
-def _familiar(dice: Dice) -> dict[str, Any]:
-    """Values that belong together, under the keys that fit them."""
-    if dice.chance(0.4):
-        country, city, continent = dice.pick(COUNTRIES)
-        record: dict[str, Any] = {"city": city, "country": country.removeprefix("the ")}
-        if dice.chance(0.2):
-            record["continent"] = continent
-        if dice.chance(0.2):
-            record = {{"city": "capital"}.get(name, name): item for name, item in record.items()}
-        return record
-    if dice.chance(0.3):
-        return {"city": town(dice), "country": dice.pick(COUNTRIES)[0].removeprefix("the ")}
-    person = dice.own(PEOPLE) if dice.chance(0.6) else dice.word().capitalize()
-    if dice.chance(0.6):
-        record = {"name": person, "age": dice.number(1, 99)}
-        if dice.chance(0.4):
-            record[dice.pick(["city", "town"])] = town(dice)
-        return record
-    return dice.pick(
-        [
-            {"name": person, "job": dice.pick(JOBS)},
-            {"animal": dice.pick(ANIMALS), "colour": dice.pick(COLOURS)},
-            {"colour": dice.pick(COLOURS), "object": dice.pick(OBJECTS)},
-            {"fruit": dice.pick(FRUITS), "price": dice.number(1, 99)},
-            {"title": f"The {dice.pick(OBJECTS)}", "author": person},
-            {"product": dice.pick(OBJECTS), "quantity": dice.number(1, 99)},
-        ]
-    )
-
-
-def _listed(dice: Dice, parts: list[str]) -> str:
-    """The parts with commas, at times with "and" before the last."""
-    if len(parts) > 1 and dice.chance(0.7):
-        return ", ".join(parts[:-1]) + " and " + parts[-1]
-    return ", ".join(parts)
-
-
-def json_given(dice: Dice) -> Sample:
-    """Keys in one list and their values in another, in free phrasing: "for Paris, France"."""
-    if dice.chance(0.6):
-        record = _familiar(dice)
-    else:
-        record = {name: value(dice) for name in _distinct_keys(dice, dice.number(1, 4))}
-    names = list(record)
-    values = [spoken(item) for item in record.values()]
-    quote = dice.pick(["", "", "", '"', "`"])
-    keys = _listed(dice, [f"{quote}{name}{quote}" for name in names])
-    if len(names) > 1 and dice.chance(0.15):  # the keys may come in another order than usual
-        order = dice.some(range(len(names)), len(names))
-        names, values = [names[i] for i in order], [values[i] for i in order]
-        keys = _listed(dice, [f"{quote}{name}{quote}" for name in names])
-        record = {name: record[name] for name in names}
-    given = ", ".join(values) if dice.chance(0.6) else _listed(dice, values)
-    noun = dice.pick(["keys", "keys", "keys", "fields", "properties", "attributes"])
-    noun = noun if len(names) > 1 else {"properties": "property"}.get(noun, noun[:-1])
-    what = dice.pick(["a JSON object", "a JSON object", "JSON", "a json object", "JSON code"])
-    shape = dice.pick(
-        [
-            f"{what} with the {noun} {keys} for {given}",
-            f"{what} with the {noun} {keys} for {given}",
-            f"{what} with {keys} for {given}",
-            f"{what} with the {noun} {keys} for this: {given}",
-            f"{what} with the {noun} {keys}: {given}",
-            f"{what} for {given} with the {noun} {keys}",
-            f"{what} with the {noun} {keys} and the values {given}",
-            f"{what} that has the {noun} {keys}, for {given}",
-            f"{what} describing {given}; {noun}: {keys}",
-        ]
-    )
-    question = dice.user(
-        "[Write|Write|Make|Create|Give me|Return|Output|Show me|I need|Generate|Can you write] "
-        "{x}[.|.|]",
-        x=shape,
-    )
-    return one(
-        "json",
-        question,
-        json.dumps(record, ensure_ascii=False),
-        f"The keys: {', '.join(names)}.",
         check="json",
     )
 
@@ -259,7 +180,7 @@ def json_array(dice: Dice) -> Sample:
 
 def json_lookup(dice: Dice) -> Sample:
     """A value read back from JSON in the prompt."""
-    record = {name: value(dice) for name in _distinct_keys(dice, dice.number(2, 6))}
+    record = {name: value(dice) for name in distinct_keys(dice, dice.number(2, 6))}
     name = dice.pick(list(record))
     text = json.dumps(record, ensure_ascii=False)
     ask = dice.user(
@@ -273,7 +194,7 @@ def json_lookup(dice: Dice) -> Sample:
 
 def json_schema(dice: Dice) -> Sample:
     """A system prompt that asks for JSON with given keys; the question holds the values."""
-    record = {name: value(dice) for name in _distinct_keys(dice, dice.number(1, 4))}
+    record = {name: value(dice) for name in distinct_keys(dice, dice.number(1, 4))}
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}
     schema = {
         "type": "object",

@@ -58,9 +58,23 @@ def _subtract(a: int, b: int) -> str:
 
 
 def _multiply(a: int, b: int) -> str:
-    if a < 10 or b >= 10:
+    """From the table; by tens and ones; two numbers of two digits by two rows and their sum."""
+    if a < 10:
         return f"{a} x {b} = {a * b}."
+    if b < 10:
+        return f"{_row(a, b)} So {a} x {b} = {a * b}."
+    tens, ones = b // 10 * 10, b % 10
+    if not ones:
+        return f"{_row(a, tens)} So {a} x {b} = {a * b}."
+    rows = f"{_row(a, tens)} {_row(a, ones)} {_add(a * tens, a * ones)}"
+    return f"{b} = {tens} + {ones}. {rows} So {a} x {b} = {a * b}."
+
+
+def _row(a: int, b: int) -> str:
+    """Two digits times a digit or a full ten."""
     tens, ones = a // 10 * 10, a % 10
+    if not ones:
+        return f"{a} x {b} = {a * b}."
     return (
         f"{tens} x {b} = {tens * b}. {ones} x {b} = {ones * b}. {tens * b} + {ones * b} = {a * b}."
     )
@@ -75,53 +89,77 @@ _ASK_SUM = (
 )
 
 
-def sums(dice: Dice) -> Sample:
+_RANGES = [
+    (0, 9),
+    (10, 99),
+    (10, 99),
+    (10, 99),
+    (0, 99),
+    (100, 999),
+    (100, 999),
+    (1000, 9999),
+    (10_000, 999_999),
+]
+_DIGITS = [(1, 9), (10, 99), (10, 99), (100, 999), (100, 999), (1000, 9999), (10_000, 999_999)]
+
+
+def _operands(dice: Dice) -> tuple[int, int]:
+    """Two numbers of one range, or with different counts of digits; at times one is round."""
+    low, high = dice.pick(_RANGES)
+    if dice.chance(0.6):
+        return dice.number(low, high), dice.number(low, high)
+    while True:
+        a, b = dice.number(*dice.pick(_DIGITS)), dice.number(*dice.pick(_DIGITS))
+        if dice.chance(0.15):
+            a = dice.pick([10, 20, 50, 100, 100, 200, 300, 500, 1000, 1000, 2000, 10_000])
+        if len(str(a)) != len(str(b)):
+            return a, b
+
+
+def _factors(dice: Dice) -> tuple[int, int]:
     roll = dice.random()
-    low, high = dice.pick(
-        [
-            (0, 9),
-            (10, 99),
-            (10, 99),
-            (10, 99),
-            (10, 99),
-            (0, 99),
-            (100, 999),
-            (1000, 9999),
-            (10_000, 999_999),
-        ]
-    )
-    a, b = dice.number(low, high), dice.number(low, high)
-    wide = f"{a}|{b}"
-    tight = dice.chance(0.3)
-    if roll < 0.45:
-        sign, result, thought = dice.pick(["+", "+", "+", "plus"]), a + b, _add(a, b)
-    elif roll < 0.75:
+    if roll < 0.3:
+        return dice.number(2, 12), dice.number(2, 12)
+    if roll < 0.55:
+        return dice.number(11, 99), dice.number(2, 9)
+    return dice.number(10, 99), dice.number(10, 99)
+
+
+def _kind(a: int, b: int, sign: str) -> str:
+    digits = (len(str(a)), len(str(b)))
+    if sign == "x":
+        return "product_two_digits" if digits == (2, 2) else "sum_other"
+    if sign == "/":
+        return "sum_other"
+    if digits == (2, 2):
+        return "sum_two_digits"
+    if digits[0] != digits[1]:
+        return "sum_mixed"
+    return "difference_three_digits" if digits == (3, 3) and sign == "-" else "sum_other"
+
+
+def sums(dice: Dice, sign: str = "") -> Sample:
+    """``sign`` is one of + - x /; left out: any."""
+    a, b = _operands(dice)
+    sign = sign or dice.pick("+++++++++------xxxxx/")
+    if sign == "+":
+        shown, result, thought = dice.pick(["+", "+", "+", "plus"]), a + b, _add(a, b)
+    elif sign == "-":
         if a < b and dice.chance(0.85):
             a, b = b, a
-        sign, result, thought = dice.pick(["-", "-", "-", "minus"]), a - b, _subtract(a, b)
-    elif roll < 0.92:
-        a = dice.number(2, 12) if dice.chance(0.6) else dice.number(11, 99)
-        b = dice.number(2, 9) if a > 12 else dice.number(2, 12)
-        sign, result, thought = dice.pick(["x", "*", "times", "×"]), a * b, _multiply(a, b)
+        shown, result, thought = dice.pick(["-", "-", "-", "minus"]), a - b, _subtract(a, b)
+    elif sign == "x":
+        a, b = _factors(dice)
+        shown, result = dice.pick(["x", "*", "times", "×"]), a * b
+        thought = _multiply(a, b)
     else:
         result, b = dice.number(1, 12), dice.number(2, 12)
         a = result * b
-        sign, thought = dice.pick(["/", ":", "divided by"]), f"{b} x {result} = {a}."
-    space = "" if tight and len(sign) == 1 else " "
-    question = dice.user(_ASK_SUM, x=f"{a}{space}{sign}{space}{b}")
-    two = len(wide) == 5 and min(a, b) >= 10 and max(a, b) <= 99 and roll < 0.75
-    spoken = {
-        "plus": "+",
-        "minus": "-",
-        "x": "×",
-        "*": "×",
-        "times": "×",
-        ":": "/",
-        "divided by": "/",
-    }.get(sign, sign)
-    return one(
-        "sum_two_digits" if two else "sum_other", question, f"{a} {spoken} {b} = {result}", thought
-    )
+        shown, thought = dice.pick(["/", ":", "divided by"]), f"{b} x {result} = {a}."
+    space = "" if dice.chance(0.3) and len(shown) == 1 else " "
+    question = dice.user(_ASK_SUM, x=f"{a}{space}{shown}{space}{b}")
+    written = "×" if sign == "x" else sign
+    return one(_kind(a, b, sign), question, f"{a} {written} {b} = {result}", thought)
 
 
 def spoken_sum(dice: Dice) -> Sample:

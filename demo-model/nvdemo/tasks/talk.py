@@ -8,12 +8,9 @@ from nvdemo.chat import Sample, one
 from nvdemo.lexicon.people import PEOPLE
 from nvdemo.lexicon.words import (
     ANIMALS,
-    CATEGORIES,
     COLOURS,
     NATURE,
-    NUMBER_WORDS,
     OBJECTS,
-    PLURALS,
 )
 from nvdemo.tasks.facts import article
 
@@ -294,15 +291,3 @@ def poem(dice: Dice) -> Sample:
             f"have gone away\nthe {topic} is in the light."
         )
     return one("poem", question, answer, f"I write a {form} about the {topic}.")
-
-
-def name_some(dice: Dice) -> Sample:
-    category = dice.pick(list(CATEGORIES))
-    count = dice.number(1, 8)
-    noun = category if count == 1 else PLURALS[category]
-    number = dice.pick([str(count), NUMBER_WORDS[count]])
-    question = dice.user(
-        "[name|list|give me|tell me|write|what are|show me] {noun}[.|?|]", noun=f"{number} {noun}"
-    )
-    answer = ", ".join(CATEGORIES[category][1 : 1 + count])
-    return one("name_some", question, answer, f"{count} {noun}.")

@@ -83,9 +83,37 @@ KNOWN = [
     Tool(
         "send_email",
         "Send an email",
-        {"to": "person", "subject": "phrase"},
+        {"to": "recipient", "subject": "phrase"},
         ["[Send an email to|email|Write a mail to] {to} [about|with the subject] {subject}[.|]"],
         {"status": "state"},
+    ),
+    Tool(
+        "add_contact",
+        "Add a contact to the address book",
+        {"name": "person", "email": "email"},
+        ["[Add|save|Add the contact|remember] {name} with the [address|e-mail|email] {email}[.|]"],
+        {"status": "state"},
+    ),
+    Tool(
+        "invite",
+        "Invite somebody to an event by mail",
+        {"email": "email", "event": "phrase"},
+        ["[Invite|Send an invitation to|please invite] {email} to {event}[.|]"],
+        {"status": "state"},
+    ),
+    Tool(
+        "check_address",
+        "Check whether an e-mail address exists",
+        {"address": "email"},
+        ["[Check the address|Does the address exist:|verify|is this real:] {address}[?|]"],
+        {"status": "state"},
+    ),
+    Tool(
+        "fetch_page",
+        "Fetch a web page",
+        {"url": "url"},
+        ["[Fetch|open|get the page|download|What is on] {url}[?|]"],
+        {"title": "phrase"},
     ),
     Tool(
         "set_timer",
@@ -181,6 +209,10 @@ KNOWN = [
 ]
 KNOWN_TEXTS = {tool.description for tool in KNOWN}
 PARAM_POOL = {
+    "email": "email",
+    "recipient": "recipient",
+    "url": "url",
+    "since": "date",
     "city": "town",
     "name": "person",
     "count": "integer",

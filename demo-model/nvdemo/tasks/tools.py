@@ -1,11 +1,11 @@
-"""Tool calls: one or several, known tools and made-up ones, and answers from their results."""
+"""Tool calls: one or several, known tools and made-up ones."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
-from nvdemo.chat import Message, Sample
+from nvdemo.chat import Sample
 from nvdemo.lexicon.words import (
     ALL_WORDS,
     FOODS,
@@ -58,30 +58,30 @@ def made_up(dice: Dice) -> Tool:
     return tool
 
 
-def _typed(value: Any) -> str:
+def typed(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
-def _result(dice: Dice, tool: Tool) -> dict[str, Any]:
+def make_result(dice: Dice, tool: Tool) -> dict[str, Any]:
     return {key: make_value(dice, kind) for key, kind in tool.answers.items()}
 
 
-def _state(result: dict[str, Any]) -> str:
+def statement(result: dict[str, Any]) -> str:
     """ "The sky is sunny and the temperature is 21": an answer from a result's own keys."""
-    parts = [f"the {key.replace('_', ' ')} is {_typed(value)}" for key, value in result.items()]
+    parts = [f"the {key.replace('_', ' ')} is {typed(value)}" for key, value in result.items()]
     text = " and ".join(parts) + "."
     return text[0].upper() + text[1:]
 
 
-def _choose(dice: Dice, made: float) -> Tool:
+def choose(dice: Dice, made: float) -> Tool:
     if dice.chance(made):
         return made_up(dice)
     tool = dice.pick(KNOWN)
     return renamed(dice, tool) if dice.chance(0.4) else tool
 
 
-def _question(dice: Dice, tool: Tool, arguments: dict[str, Any]) -> str:
-    shown = {name: _typed(value) for name, value in arguments.items()}
+def ask(dice: Dice, tool: Tool, arguments: dict[str, Any]) -> str:
+    shown = {name: typed(value) for name, value in arguments.items()}
     quoted = dice.chance(0.15)
     if quoted:
         shown = {
@@ -91,12 +91,12 @@ def _question(dice: Dice, tool: Tool, arguments: dict[str, Any]) -> str:
     return dice.user(dice.pick(tool.asks), **shown)
 
 
-def _others(dice: Dice, tools: list[Tool], made: float) -> list[Tool]:
+def offer(dice: Dice, tools: list[Tool], made: float) -> list[Tool]:
     """The tools of a request: the ones needed and up to four more, no name twice."""
     offered = list(tools)
     names, texts = {tool.name for tool in offered}, {tool.description for tool in offered}
     for _ in range(dice.number(0, 4)):
-        other = _choose(dice, made)
+        other = choose(dice, made)
         if other.name not in names and other.description not in texts:
             texts.add(other.description)
             names.add(other.name)
@@ -107,10 +107,10 @@ def _others(dice: Dice, tools: list[Tool], made: float) -> list[Tool]:
 
 def tool_call(dice: Dice, made: float = 0.6) -> Sample:
     """One call for a question."""
-    tool = _choose(dice, made)
+    tool = choose(dice, made)
     arguments = {name: make_value(dice, kind) for name, kind in tool.params.items()}
-    question = _question(dice, tool, arguments)
-    offered = _others(dice, [tool], made)
+    question = ask(dice, tool, arguments)
+    offered = offer(dice, [tool], made)
     kind = "tool_known" if tool.description in KNOWN_TEXTS else "tool_unseen"
     return Sample(
         kind,
@@ -123,6 +123,14 @@ def tool_call(dice: Dice, made: float = 0.6) -> Sample:
     )
 
 
+def mail_call(dice: Dice) -> Sample:
+    """One call with an e-mail address among its arguments."""
+    while True:
+        sample = tool_call(dice, made=0.3)
+        if any("@" in str(argument) for argument in sample.calls[0]["arguments"].values()):
+            return sample
+
+
 def tool_calls(dice: Dice) -> Sample:
     """Two or three calls at once: one tool for several values, or two tools."""
     if dice.chance(0.6):
@@ -133,7 +141,7 @@ def tool_calls(dice: Dice) -> Sample:
             fresh = make_value(dice, kind)
             if fresh not in values:
                 values.append(fresh)
-        listed = ", ".join(map(_typed, values[:-1])) + " and " + _typed(values[-1])
+        listed = ", ".join(map(typed, values[:-1])) + " and " + typed(values[-1])
         question = dice.user(dice.pick(tool.asks), **{param: listed})
         calls = [{"name": tool.name, "arguments": {param: v}} for v in values]
         used = [tool]
@@ -145,7 +153,7 @@ def tool_calls(dice: Dice) -> Sample:
             {name: make_value(dice, kind) for name, kind in tool.params.items()} for tool in used
         ]
         parts = [
-            _question(dice, tool, arguments).rstrip(".?")
+            ask(dice, tool, arguments).rstrip(".?")
             for tool, arguments in zip(used, drawn, strict=True)
         ]
         question = dice.pick([" and ", ", then ", ". "]).join(parts)
@@ -153,7 +161,7 @@ def tool_calls(dice: Dice) -> Sample:
             {"name": tool.name, "arguments": arguments}
             for tool, arguments in zip(used, drawn, strict=True)
         ]
-    offered = _others(dice, used, 0.4)
+    offered = offer(dice, used, 0.4)
     names = ", ".join(str(call["name"]) for call in calls)
     return Sample(
         "tool_several",
@@ -166,84 +174,15 @@ def tool_calls(dice: Dice) -> Sample:
     )
 
 
-def tool_result(dice: Dice) -> Sample:
-    """The answer after one call or two, from what the tools returned."""
-    count = dice.pick([1, 1, 1, 2])
-    tool = _choose(dice, 0.5)
-    if count == 2:
-        tool = dice.pick([t for t in KNOWN if len(t.params) == 1])
-    calls, results, shown = [], [], []
-    for _ in range(count):
-        arguments = {name: make_value(dice, kind) for name, kind in tool.params.items()}
-        calls.append({"name": tool.name, "arguments": arguments})
-        results.append(_result(dice, tool))
-        shown.append(arguments)
-    question = _question(dice, tool, shown[0])
-    if count == 2:
-        (param,) = tool.params
-        both = f"{_typed(shown[0][param])} and {_typed(shown[1][param])}"
-        question = dice.user(dice.pick(tool.asks), **{param: both})
-    called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
-    if dice.chance(0.4):
-        called["reasoning_content"] = f"I call {', '.join([tool.name] * count)}."
-    messages: list[Message] = [{"role": "user", "content": question}, called]
-    plain = count == 1 and dice.chance(0.2)
-    for result in results:
-        text = (
-            _typed(next(iter(result.values()))) if plain else json.dumps(result, ensure_ascii=False)
-        )
-        messages.append({"role": "tool", "content": text})
-    if plain:
-        text = messages[-1]["content"]
-        answer = f"The result is {text}."
-    elif count == 1:
-        answer = _state(results[0])
-    else:
-        (param,) = tool.params
-        answer = " ".join(
-            f"{_typed(a[param])}: {_state(r)}" for a, r in zip(shown, results, strict=True)
-        )
-    offered = _others(dice, [tool], 0.4)
-    return Sample(
-        "tool_result",
-        messages,
-        answer,
-        "I read the result.",
-        tools=[entry.schema(dice) for entry in offered],
-    )
-
-
-def next_call(dice: Dice) -> Sample:
-    """One call has its result; the question's second part still needs another tool."""
-    used = dice.some(KNOWN, 2)
-    drawn = [{name: make_value(dice, kind) for name, kind in tool.params.items()} for tool in used]
-    parts = [
-        _question(dice, tool, arguments).rstrip(".?")
-        for tool, arguments in zip(used, drawn, strict=True)
-    ]
-    messages: list[Message] = [
-        {"role": "user", "content": dice.pick([" and then ", ", then ", ". Then "]).join(parts)},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"name": used[0].name, "arguments": drawn[0]}],
-        },
-        {"role": "tool", "content": json.dumps(_result(dice, used[0]), ensure_ascii=False)},
-    ]
-    if dice.chance(0.4):
-        messages[1]["reasoning_content"] = f"I call {used[0].name}."
-    return Sample(
-        "tool_next",
-        messages,
-        "",
-        f"I call {used[1].name}.",
-        calls=[{"name": used[1].name, "arguments": drawn[1]}],
-        tools=[entry.schema(dice) for entry in _others(dice, used, 0.4)],
-        check="calls",
-    )
+def could_answer(tool: Tool, plain: Sample) -> bool:
+    """Whether a tool is meant for a question that is to be answered without one."""
+    is_sum = plain.kind.startswith(("sum", "product", "difference"))
+    return is_sum and "expression" in tool.description
 
 
 def no_tool(dice: Dice, plain: Sample) -> Sample:
     """Tools on offer, but the question needs none."""
-    plain.tools = [_choose(dice, 0.4).schema(dice) for _ in range(dice.number(1, 3))]
+    drawn = [choose(dice, 0.4) for _ in range(dice.number(1, 3))]
+    drawn = [tool for tool in drawn if not could_answer(tool, plain)] or [made_up(dice)]
+    plain.tools = [tool.schema(dice) for tool in drawn]
     return plain

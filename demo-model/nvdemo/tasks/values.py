@@ -29,6 +29,19 @@ CHOICES: dict[str, list[str]] = {
     "sky": ["sunny", "cloudy", "rainy", "clear", "snowy", "windy"],
 }
 
+_MAIL_HOSTS = ["example.com", "example.org", "mail.example", "example.net", "post.example"]
+_ENDS = ["com", "org", "net", "io", "de", "eu"]
+
+
+def email(dice: Dice) -> str:
+    """An address of a person or a made-up name, at a known host or a made-up one."""
+    first = dice.own(PEOPLE) if dice.chance(0.5) else dice.word()
+    local = dice.pick([first, first, first.lower(), f"{first.lower()}{dice.number(1, 99)}"])
+    if dice.chance(0.4):
+        local = f"{first.lower()}{dice.pick('..._-')}{dice.word()}"
+    host = dice.pick(_MAIL_HOSTS) if dice.chance(0.4) else f"{dice.word()}.{dice.pick(_ENDS)}"
+    return f"{local}@{host}"
+
 
 def make_value(dice: Dice, kind: str) -> Any:
     if kind == "integer":
@@ -55,6 +68,14 @@ def make_value(dice: Dice, kind: str) -> Any:
                 dice.pick(VOCABULARY_WORDS).capitalize(),
             ]
         )
+    if kind == "email":
+        return email(dice)
+    if kind == "recipient":
+        return email(dice) if dice.chance(0.6) else make_value(dice, "person")
+    if kind == "url":
+        return f"https://{dice.word()}.{dice.pick(_ENDS)}/{dice.pick(['', dice.word()])}"
+    if kind == "date":
+        return f"{dice.number(1990, 2040)}-{dice.number(1, 12):02d}-{dice.number(1, 28):02d}"
     if kind == "sum":
         return f"{dice.number(1, 999)} {dice.pick('+-*/')} {dice.number(1, 999)}"
     if kind == "phrase":
