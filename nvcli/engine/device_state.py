@@ -20,7 +20,7 @@ for such sequences, so nothing of the previous owner can reach the next one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -28,10 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvcli.engine.deltas import Deltas
 from nvcli.engine.kv_cache import reserving
 from nvcli.engine.slot_features import MAX_MASKED, Features
 from nvcli.engine.staging import Staging
-from nvcli.kernels.noise import as_int64
 from nvcli.layers.forward_batch import ForwardBatch
 
 if TYPE_CHECKING:
@@ -96,20 +96,6 @@ def masks_of(plan: StepPlan, sample_rows: list[int]) -> list[Array | None] | Non
     return [seq.mask for seq in seqs] if any(seq.has_grammar for seq in seqs) else None
 
 
-@dataclass(slots=True)
-class _Deltas:
-    """Arrays of a plan's deltas on their way to the device, and what to do with each."""
-
-    arrays: list[Array] = field(default_factory=list)
-    block_writes: int | None = None
-    inits: int | None = None
-    token_ids: int | None = None
-
-    def add(self, array: Array) -> int:
-        self.arrays.append(array)
-        return len(self.arrays) - 1
-
-
 class DeviceState:
     """Owned by one `ModelRunner`; every method enqueues and none waits for the device."""
 
@@ -163,7 +149,7 @@ class DeviceState:
     def prepare(self, plan: StepPlan, attention: AttentionBackend) -> StepInputs | None:
         """Apply the plan's deltas and build the forward batch; None for a plan without rows."""
         rows = plan.rows
-        deltas = self._pack_deltas(plan)
+        deltas = Deltas.of(plan)
         num_rows = len(rows)  # B
         record = deltas.add(
             np.array([[r.slot, r.start, r.n, r.is_stored] for r in rows], np.int64)
@@ -240,47 +226,11 @@ class DeviceState:
 
     def apply_deltas(self, plan: StepPlan) -> None:
         """The plan's deltas alone, for a captured step, which makes its inputs itself."""
-        deltas = self._pack_deltas(plan)
+        deltas = Deltas.of(plan)
         if deltas.arrays:
             self._apply_deltas(plan, deltas, self.staging.upload(deltas.arrays))
 
-    def _pack_deltas(self, plan: StepPlan) -> _Deltas:
-        deltas = _Deltas()
-        if plan.block_writes:
-            last = {(slot, entry): block for slot, entry, block in plan.block_writes}
-            triples = [(slot, entry, block) for (slot, entry), block in last.items()]
-            deltas.block_writes = deltas.add(np.array(triples, np.int64).T.copy())
-        if plan.slot_inits:
-            floats = np.zeros((len(plan.slot_inits), 8), np.float64)
-            ints = np.zeros((len(plan.slot_inits), 8), np.int64)
-            masked = np.zeros((len(plan.slot_inits), MAX_MASKED), np.int32)
-            for i, init in enumerate(plan.slot_inits):
-                p = init.params
-                floats[i, :6] = (
-                    *(p.temperature, p.top_p, p.min_p),
-                    *(p.presence_penalty, p.frequency_penalty, p.repetition_penalty),
-                )
-                prompt_len = len(init.prompt_token_ids)
-                ints[i, :4] = (p.top_k, as_int64(init.seed), p.min_tokens, prompt_len)
-                features = Features.of(init)
-                ids = features.kernel_masked_ids
-                ints[i, 4:6] = (features.kernel_flags, len(ids))
-                masked[i, : len(ids)] = ids
-            deltas.inits = deltas.add(np.array([init.slot for init in plan.slot_inits], np.int64))
-            deltas.add(floats)
-            deltas.add(ints)
-            deltas.add(masked)
-        token_ids: list[int] = []
-        for init in plan.slot_inits:
-            token_ids += init.prompt_token_ids
-            token_ids += init.output_token_ids
-        for write in plan.token_writes:
-            token_ids += write.token_ids
-        if token_ids:
-            deltas.token_ids = deltas.add(np.array(token_ids, np.int32))
-        return deltas
-
-    def _apply_deltas(self, plan: StepPlan, deltas: _Deltas, uploaded: list[Tensor]) -> None:
+    def _apply_deltas(self, plan: StepPlan, deltas: Deltas, uploaded: list[Tensor]) -> None:
         token_ids = torch.empty(0) if deltas.token_ids is None else uploaded[deltas.token_ids]
         offset = 0
         if deltas.inits is not None:

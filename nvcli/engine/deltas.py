@@ -1,0 +1,69 @@
+"""What a plan changes in the device's tables, as arrays that travel there in one upload.
+
+`DeviceState` applies them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from nvcli.engine.slot_features import MAX_MASKED, Features
+from nvcli.kernels.noise import as_int64
+
+if TYPE_CHECKING:
+    from nvcli.engine.staging import Array
+    from nvcli.engine.step import StepPlan
+
+
+@dataclass(slots=True)
+class Deltas:
+    """Arrays of a plan's deltas on their way to the device; the numbers are places among them."""
+
+    arrays: list[Array] = field(default_factory=list)
+    block_writes: int | None = None  # [3, n]: slots, entries, blocks
+    inits: int | None = None  # slots; then floats, ints and masked ids
+    token_ids: int | None = None  # of all inits, then of all token writes
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Self:
+        deltas = cls()
+        if plan.block_writes:
+            last = {(slot, entry): block for slot, entry, block in plan.block_writes}
+            triples = [(slot, entry, block) for (slot, entry), block in last.items()]
+            deltas.block_writes = deltas.add(np.array(triples, np.int64).T.copy())
+        if plan.slot_inits:
+            floats = np.zeros((len(plan.slot_inits), 8), np.float64)
+            ints = np.zeros((len(plan.slot_inits), 8), np.int64)
+            masked = np.zeros((len(plan.slot_inits), MAX_MASKED), np.int32)
+            for i, init in enumerate(plan.slot_inits):
+                p = init.params
+                floats[i, :6] = (
+                    *(p.temperature, p.top_p, p.min_p),
+                    *(p.presence_penalty, p.frequency_penalty, p.repetition_penalty),
+                )
+                prompt_len = len(init.prompt_token_ids)
+                ints[i, :4] = (p.top_k, as_int64(init.seed), p.min_tokens, prompt_len)
+                features = Features.of(init)
+                ids = features.kernel_masked_ids
+                ints[i, 4:6] = (features.kernel_flags, len(ids))
+                masked[i, : len(ids)] = ids
+            deltas.inits = deltas.add(np.array([init.slot for init in plan.slot_inits], np.int64))
+            deltas.add(floats)
+            deltas.add(ints)
+            deltas.add(masked)
+        token_ids: list[int] = []
+        for init in plan.slot_inits:
+            token_ids += init.prompt_token_ids
+            token_ids += init.output_token_ids
+        for write in plan.token_writes:
+            token_ids += write.token_ids
+        if token_ids:
+            deltas.token_ids = deltas.add(np.array(token_ids, np.int32))
+        return deltas
+
+    def add(self, array: Array) -> int:
+        self.arrays.append(array)
+        return len(self.arrays) - 1
