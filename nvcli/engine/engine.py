@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
+from nvcli.engine.best_of import BestOf
 from nvcli.engine.core import EngineCore
-from nvcli.engine.output import BestOf, OutputProcessor
+from nvcli.engine.output import OutputProcessor
 from nvcli.engine.sequence import Sequence
 from nvcli.errors import ContextLengthError, InvalidParameterError, RequestError
 from nvcli.text import OutputRouter
