@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 import queue
 import struct
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.engine.output_stream import OutputStream
 from nvcli.errors import InvalidParameterError, RequestError, TokenizerError
+from nvcli.text.prompts import Prompt, are_messages, as_batch, as_token_ids
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from types import TracebackType
 
     from nvcli.engine.engine import EngineStats, Request
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from nvcli.engine.step import StepPlan
     from nvcli.models.config import ModelConfig
     from nvcli.text import Tokenizer
-
-Prompt = str | Sequence[int] | Sequence[Message] | Sequence[Mapping[str, Any]]
 
 # What Qwen recommends for Qwen3 (model cards): with thinking, and without.
 THINKING_SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
@@ -256,7 +254,7 @@ class LLM:
         from nvcli.engine.engine_thread import error_outputs
         from nvcli.errors import RequestError, UsageError
 
-        batch = _as_batch(prompts)
+        batch = as_batch(prompts)
         each = [params] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
             raise InvalidParameterError(
@@ -316,14 +314,14 @@ class LLM:
         is_chat = False
         if isinstance(prompt, str) and raw:
             token_ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, str) or _are_messages(prompt):
+        elif isinstance(prompt, str) or are_messages(prompt):
             messages = [Message("user", prompt)] if isinstance(prompt, str) else prompt
             token_ids = self.tokenizer.encode_chat(
                 cast("Sequence[Message]", messages), tools=tools, enable_thinking=enable_thinking
             )
             is_chat = True
         else:
-            token_ids = _as_token_ids(prompt)
+            token_ids = as_token_ids(prompt)
         return Request(
             request_id=self.next_request_id(),
             prompt_token_ids=token_ids,
@@ -414,41 +412,6 @@ class LLM:
         self.close()
 
 
-class OutputStream(Iterator[RequestOutput]):
-    """A running request's outputs as they come. `close`, or dropping it, aborts the request."""
-
-    def __init__(self, llm: LLM, request: Request) -> None:
-        self.request_id = request.request_id
-        self._llm = llm
-        self._num_open = request.params.n
-        self._outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
-        self._ready: deque[RequestOutput] = deque()
-        llm.submit(request, self._outputs.put)
-
-    def __next__(self) -> RequestOutput:
-        while not self._ready:
-            if self._num_open == 0:
-                raise StopIteration
-            self._ready.extend(self._outputs.get())
-        output = self._ready.popleft()
-        self._num_open -= output.is_finished
-        return output
-
-    def close_thinking(self) -> None:
-        """Answer now: the model's reasoning ends at its next token."""
-        self._llm.close_thinking(self.request_id)
-
-    def close(self) -> None:
-        if self._num_open > 0:
-            self._num_open = 0
-            self._ready.clear()
-            self._llm.abort(self.request_id)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_ready"):  # the request was accepted
-            self.close()
-
-
 def _unit_vector(data: bytes) -> tuple[float, ...]:
     values = [value for (value,) in struct.iter_unpack("<f", data)]
     length = math.hypot(*values) or 1.0
@@ -464,35 +427,3 @@ def _load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:
         if is_optional:
             return None
         raise
-
-
-def _are_messages(prompt: object) -> bool:
-    return (
-        isinstance(prompt, Sequence)
-        and len(prompt) > 0
-        and isinstance(prompt[0], Message | Mapping)
-    )
-
-
-def _as_token_ids(prompt: object) -> list[int]:
-    try:
-        return [operator.index(token_id) for token_id in cast("Iterable[int]", prompt)]
-    except TypeError as error:
-        raise InvalidParameterError(
-            f"the prompt must be text, messages or token ids, got {type(prompt).__name__}",
-            param="prompt",
-        ) from error
-
-
-def _as_batch(prompts: object) -> list[str | Sequence[int]]:
-    """One prompt or many, as a list of them."""
-    if isinstance(prompts, str):
-        return [prompts]
-    try:
-        batch = list(cast("Iterable[Any]", prompts))
-    except TypeError as error:
-        raise InvalidParameterError(
-            f"prompts must be texts or token ids, got {type(prompts).__name__}", param="prompts"
-        ) from error
-    is_one = bool(batch) and not isinstance(batch[0], str) and hasattr(batch[0], "__index__")
-    return [batch] if is_one else batch

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nvcli.engine.output_stream import OutputStream
 from nvcli.errors import RequestError
-from nvcli.llm import LLM, OutputStream, Prompt
+from nvcli.llm import LLM
 from nvcli.protocol.structured import grammar_spec, json_structure
 from nvcli.protocol.tools import Tools
 from nvcli.text import OutputRouter
@@ -16,6 +17,7 @@ from nvcli.text import OutputRouter
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from nvcli.text.prompts import Prompt
     from nvcli.types import Message, RequestOutput, SamplingParams, TokenLogprob
 
 
