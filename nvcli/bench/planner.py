@@ -113,8 +113,8 @@ def _describe(
         return _shape(config, stored), hardware, kind, memory
     import torch
 
+    from nvcli.engine.device_choice import resolve_device, resolve_dtype
     from nvcli.engine.kv_cache import available_memory
-    from nvcli.engine.model_runner import resolve_device, resolve_dtype
 
     where = resolve_device(device or "auto")
     kind = where.type

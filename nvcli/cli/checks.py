@@ -53,7 +53,7 @@ def run_checks(config: EngineConfig) -> Iterator[Check]:
     yield _driver()
     device: Any = None
     try:
-        from nvcli.engine.model_runner import resolve_device
+        from nvcli.engine.device_choice import resolve_device
 
         device = resolve_device(config.device)
     except NvcliError as exc:
@@ -174,7 +174,7 @@ def _model(config: EngineConfig, folder: Path) -> Any:
 
 
 def _dtypes(config: EngineConfig, model: ModelConfig, device: Any) -> tuple[Any, Any]:
-    from nvcli.engine.model_runner import resolve_dtype, resolve_kv_dtype
+    from nvcli.engine.device_choice import resolve_dtype, resolve_kv_dtype
 
     dtype = resolve_dtype(config.dtype, device, model.dtype)
     return dtype, resolve_kv_dtype(config.kv_cache_dtype, dtype)

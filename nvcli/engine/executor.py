@@ -49,7 +49,8 @@ class TensorParallelDevice:
     ) -> None:
         import torch
 
-        from nvcli.engine.model_runner import ModelRunner, resolve_device
+        from nvcli.engine.device_choice import resolve_device
+        from nvcli.engine.model_runner import ModelRunner
         from nvcli.parallel import TPGroup, make_store, prepare_environment
 
         size = config.tensor_parallel_size

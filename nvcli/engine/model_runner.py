@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nvcli import kernels
+from nvcli.engine.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype
 from nvcli.engine.device_state import DeviceState
 from nvcli.engine.kv_cache import (
     DEFAULT_SHARE,
@@ -31,7 +32,7 @@ from nvcli.engine.sequence import Sequence
 from nvcli.engine.step import Row, SlotInit, StepPlan
 from nvcli.engine.step_runner import StepRunner
 from nvcli.engine.token_by_token import TokenByToken
-from nvcli.errors import DeviceError, EngineError, OutOfMemoryError, UsageError
+from nvcli.errors import EngineError, OutOfMemoryError, UsageError
 from nvcli.layers.linear import Linear
 from nvcli.parallel import SOLO, TPGroup
 from nvcli.types import SamplingParams
@@ -71,38 +72,6 @@ class StartupReport:
     num_graphs: int = 0
     graph_bytes: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
-
-
-def resolve_device(name: str) -> torch.device:
-    """Raises `DeviceError` when CUDA is asked for and there is none."""
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            "--device cuda: there is no CUDA device, or torch was built without CUDA",
-            hint="Use --device cpu.",
-            param="device",
-        )
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> torch.dtype:
-    """`auto`: float32 on the CPU; on CUDA as in the checkpoint, bfloat16 for one in float32."""
-    if name == "auto":
-        is_half = checkpoint_dtype in ("float16", "bfloat16")
-        name = "float32" if device.type == "cpu" else checkpoint_dtype if is_half else "bfloat16"
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype), name
-    return dtype
-
-
-def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """`auto`: as the activations, which are `dtype`."""
-    if name in ("auto", "fp8"):
-        return dtype if name == "auto" else torch.float8_e4m3fn
-    named = getattr(torch, name)
-    assert isinstance(named, torch.dtype), name
-    return named
 
 
 class ModelRunner(StepRunner):

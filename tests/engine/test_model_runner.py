@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from nvcli.config import EngineConfig
-from nvcli.engine.model_runner import ModelRunner, resolve_device, resolve_dtype
+from nvcli.engine.device_choice import resolve_device, resolve_dtype
+from nvcli.engine.model_runner import ModelRunner
 from nvcli.engine.sequence import Sequence
 from nvcli.engine.step import BlockWrite, Row, SlotInit, StepDevice, StepPlan, StepResult
 from nvcli.errors import DeviceError, EngineClosedError, EngineError, OutOfMemoryError, UsageError
