@@ -62,9 +62,7 @@ def parse_shard(text: str) -> Shard:
     """`2/8`: the second of eight. Raises `UsageError`."""
     match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise UsageError(
-            f"--shard {text!r} is no shard", hint="Write i/n, from 1/n to n/n.", param="shard"
-        )
+        raise UsageError(f"{text!r} is no shard", hint="Write i/n, from 1/n to n/n.", param="shard")
     return Shard(int(match[1]), int(match[2]))
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import logging
 import os
+import signal
 import socket
+import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from nvcli.config import EngineConfig
+
+logger = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 EXTRA = "pip install 'nvcli[ray]'"
@@ -49,18 +58,69 @@ def connect(address: str | None) -> bool:
         return False
     logging.getLogger("ray").setLevel(logging.ERROR)
     _check_reachable(address or os.environ.get("RAY_ADDRESS") or "auto")
+    _keep_stdout_ours(ray)
+
+    def init() -> None:
+        with _sigterm_kept():
+            ray.init(
+                address=address,
+                include_dashboard=False,
+                configure_logging=False,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+
     try:
-        ray.init(
-            address=address,
-            include_dashboard=False,
-            configure_logging=False,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        _in_lasting_thread(init)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0].strip()
         raise _unreachable(address or "this machine", reason) from error
     return True
+
+
+def _in_lasting_thread(work: Callable[[], None]) -> None:
+    """The processes of a Ray that is started here die with the thread that started them (Linux'
+    PR_SET_PDEATHSIG), and a server loads in one that ends: then no replica could come back."""
+    if threading.current_thread() is threading.main_thread():
+        work()
+        return
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            done.set_exception(error)
+            return
+        done.set_result(None)
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="nvcli-ray", daemon=True).start()
+    done.result()
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray's core takes SIGTERM for a crash: a stack on stderr, and an abort. The handler that was
+    there is put back below Python, where any thread may: a server loads in one of its own."""
+    getsig, setsig = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
+    getsig.restype = setsig.restype = ctypes.c_void_p
+    getsig.argtypes, setsig.argtypes = [ctypes.c_int], [ctypes.c_int, ctypes.c_void_p]
+    before = getsig(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        setsig(signal.SIGTERM, before)
+
+
+def _keep_stdout_ours(ray: Any) -> None:
+    """What the cluster reports, as a node that died, goes to the log: whatever `log_to_driver`
+    says, Ray prints it to stdout, where a batch writes its lines."""
+    worker = ray._private.worker  # there is no public way
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda data, *args, **kwargs: logger.info(
+            "Ray: %s", " ".join(data["lines"])
+        )
 
 
 def _check_reachable(address: str) -> None:

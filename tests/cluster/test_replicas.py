@@ -240,6 +240,7 @@ def test_batch_over_three_nodes_of_which_one_is_killed(cluster: Any, tmp_path: P
     output = tmp_path / "three.jsonl"
     run = subprocess.Popen(
         batch(*options, str(output), "--replicas", "4", "--ray-address", cluster.address),
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "RAY_ADDRESS": ""},
@@ -250,8 +251,9 @@ def test_batch_over_three_nodes_of_which_one_is_killed(cluster: Any, tmp_path: P
         assert time.monotonic() < deadline
         time.sleep(0.05)
     cluster.remove_node(node, allow_graceful=False)
-    _, errors = run.communicate()
+    printed, errors = run.communicate()
     assert run.returncode == 0, errors
+    assert printed == ""  # without -o the answers stand there
     assert "was lost; its" in errors
     for line in errors.splitlines():  # no library speaks
         assert line.startswith("replica ") or " records " in line
@@ -298,6 +300,36 @@ def test_serve_over_replicas(cluster: Any, tmp_path: Path) -> None:
     finally:
         server.kill()
         server.communicate()
+
+
+def test_ray_started_by_a_thread_that_ends() -> None:
+    """As a server loads. Ray goes on, takes no SIGTERM for a crash, and its word of a lost node
+    does not stand between the answers of a batch."""
+    script = """
+import os, signal, threading, time
+caught = []
+signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+from nvcli.cluster import runtime
+thread = threading.Thread(target=runtime.connect, args=(None,))
+thread.start()
+thread.join()
+import ray
+ray._private.worker.print_to_stdstream(
+    {"lines": ["a node died"], "pid": "raylet", "is_err": False}, ignore_prefix=False
+)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1)
+print(caught, ray.get(ray.remote(lambda: True).remote(), timeout=60), flush=True)
+ray.shutdown()
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "RAY_ADDRESS": ""},
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (0, "[15] True\n", "")
 
 
 def test_batch_without_a_cluster_at_the_address(tmp_path: Path) -> None:
