@@ -63,7 +63,8 @@ def connect(address: str | None) -> bool:
     def init() -> None:
         with _sigterm_kept():
             ray.init(
-                address=address,
+                # Without an address Ray would join a cluster that somebody else has started here.
+                address=address or os.environ.get("RAY_ADDRESS") or "local",
                 include_dashboard=False,
                 configure_logging=False,
                 logging_level=logging.ERROR,
