@@ -22,36 +22,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.workloads import SHAPES
 from benchmarks.rows import write_row
 
-SHAPES = {  # hidden, layers, heads, intermediate, tied
-    "qwen3-0.6b": (1024, 28, 16, 3072, True),
-    "qwen3-1.7b": (2048, 28, 16, 6144, True),
-    "qwen3-4b": (2560, 36, 32, 9728, True),
-    "qwen3-8b": (4096, 36, 32, 12288, False),
-}
 SHORTEST_S = 3.0
 
 
 def write_config(folder: Path, name: str) -> None:
-    hidden, layers, heads, intermediate, tied = SHAPES[name]
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": intermediate,
-        "vocab_size": 151_936,
-        "max_position_embeddings": 40_960,
-        "rope_theta": 1_000_000,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": tied,
-        "torch_dtype": "bfloat16",
-    }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(SHAPES[name].config()))
 
 
 def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str, Any]:

@@ -45,9 +45,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=256)
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument(
-        "--switch", type=float, nargs="+", default=[0.005], help="seconds between thread switches"
-    )
     parser.add_argument("--engine", choices=["process", "thread"], default="process")
     parser.add_argument(
         "--simulated", type=float, metavar="MS", help="a device that takes so long a step"
@@ -123,28 +120,10 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 def write_qwen(folder: Path) -> None:
+    from benchmarks.engine.workloads import SHAPES
     from tests.text.tiny_tokenizer import write_tokenizer
 
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "rope_theta": 1000000,
-        "rope_scaling": None,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "torch_dtype": "bfloat16",
-        "eos_token_id": 276,
-    }
+    config = SHAPES["qwen3-0.6b"].config() | {"eos_token_id": 276}  # the tokenizer's
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder, vocab_size=300)
 
@@ -269,20 +248,14 @@ def main() -> None:
     print(f"loaded in {loaded_s:.1f} s", file=sys.stderr, flush=True)
     load_before = os.getloadavg()[0]
     # The first pass of all warms up; then every pass takes each number of streams in turn.
-    plan = [(args.streams[0], args.switch[0], False)] + [
-        (count, switch, True)
-        for _ in range(args.passes)
-        for switch in args.switch
-        for count in args.streams
-    ]
-    for count, switch, counts in plan:
+    plan = [(args.streams[0], False)]
+    plan += [(count, True) for _ in range(args.passes) for count in args.streams]
+    for count, counts in plan:
         if counts and done[count] and time.perf_counter() - started > args.seconds:
             continue
-        sys.setswitchinterval(switch)
         seed += 2
         where = {"port": port, "engine_pid": getattr(served, "pid", None)}
         row = one_pass(llm, params, args, count=count, seed=seed, **where)
-        row["switch_s"] = switch
         print(json.dumps(row), file=sys.stderr, flush=True)
         if counts:
             done[count].append(row)

@@ -76,6 +76,8 @@ class Shape:
 
 SHAPES = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16, 8, tied=True),
+    "qwen3-1.7b": Shape(2048, 6144, 28, 16, 8, tied=True),
+    "qwen3-4b": Shape(2560, 9728, 36, 32, 8, tied=True),
     "qwen3-8b": Shape(4096, 12_288, 36, 32, 8, tied=False),
     "qwen3-14b": Shape(5120, 17_408, 40, 40, 8, tied=False),
     "qwen3-32b": Shape(5120, 25_600, 64, 64, 8, tied=False),

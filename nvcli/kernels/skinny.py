@@ -29,13 +29,7 @@ MAX_ROWS = 16  # of a tensor core's tile: more would be two
 MAX_PIECE = 2048  # columns held as one tile
 MAX_COLUMNS = 3072
 MIN_SLICE = 16  # columns a tensor core takes
-_enabled_rows = int(os.environ.get("NVCLI_SKINNY_ROWS") or MAX_ROWS)
-
-
-def set_rows(limit: int) -> None:
-    """Up to how many rows these kernels are taken; 0: never."""
-    global _enabled_rows
-    _enabled_rows = min(limit, MAX_ROWS)
+_enabled_rows = min(int(os.environ.get("NVCLI_SKINNY_ROWS") or MAX_ROWS), MAX_ROWS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

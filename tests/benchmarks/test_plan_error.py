@@ -17,7 +17,8 @@ for name in ("pydantic", "prompt_toolkit", "orjson", "starlette", "uvicorn", "uv
              "llguidance", "hdrh", "aiohttp", "httpx", "prometheus_client"):
     sys.modules[name] = None
 from benchmarks import plan_error
-plan_error.SHAPES["tiny"] = (64, 1, 8, 64, True)
+from benchmarks.engine.workloads import Shape
+plan_error.SHAPES["tiny"] = Shape(64, 64, 1, 8, 8, tied=True)
 plan_error.SHORTEST_S = 0.3
 from nvcli.bench import points
 few = [(0, 8, 0), (0, 16, 0), (1, 0, 8), (1, 0, 16), (2, 0, 8)]
