@@ -152,7 +152,8 @@ def _say_what_is_safe(error: NvcliError, options: BatchOptions, counts: Counts) 
     if options.output_format is OutputFormat.TEXT or options.append:
         return
     flag = "--resume in place of --force" if options.force else "--resume"
-    error.hint = f"Run it again with {flag} to go on."
+    run = "Mend the input, then run" if isinstance(error, InputError) else "Run"
+    error.hint = f"{run} it again with {flag} to go on."
 
 
 def _check_response_format(options: BatchOptions, engine: BatchEngine) -> None:

@@ -442,9 +442,10 @@ def test_input_that_ends_early_keeps_what_was_read(tmp_path: Path) -> None:
     assert 10 < num_lines < 60
     assert f"{num_lines} records are safe".encode() in done.stderr
     # a file is found out before anything is written
-    with pytest.raises(InputError, match="0 records are safe"):
+    with pytest.raises(InputError, match="0 records are safe") as caught:
         run_here(source, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
+    assert caught.value.hint == "Mend the input, then run it again with --resume to go on."
 
 
 # --- the run -------------------------------------------------------------------------------------
