@@ -1,10 +1,9 @@
 """`nvcli batch` beside `LLM.generate`: the same records, the same engine, one process.
 
-    python -m benchmarks.batch_throughput MODEL --load-format dummy --records 10000 --max-output 384
-    python -m benchmarks.batch_throughput MODEL --load-format dummy --records 200 --max-input 64 \
-        --max-output 32 --device cpu
+    python -m benchmarks.batch_throughput qwen3-0.6b --records 10000 --max-output 384
+    python -m benchmarks.batch_throughput demo --records 200 --max-input 64 --max-output 32
 
-MODEL may be a folder with only config.json under `--load-format dummy`: prompts are token ids. With
+MODEL may be a shape's name: random weights, and prompts are token ids. With
 `--tokenizer FOLDER` (or a tokenizer in MODEL) they are text, and both sides tokenize it. Lengths
 are uniform from 1/16 of the maximum up; every output runs to its length. Each pass has prompts of
 its own, so that no pass meets another's prefix cache; within a pass, `--prefix N` gives the records
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.engine.workloads import SHAPES, write_shape
 from benchmarks.rows import write_row
 from benchmarks.simulated import install
 from nvcli.batch.dry_run import dry_run
@@ -71,7 +71,6 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--tokenizer", type=Path, help="a folder with tokenizer.json: text prompts")
-    parser.add_argument("--load-format", default="auto", choices=["auto", "safetensors", "dummy"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--max-num-seqs", type=int)
@@ -226,9 +225,12 @@ def main() -> None:
         install(args.simulate / 1000, args.simulate_ops)
     with tempfile.TemporaryDirectory(prefix="nvcli-bench-") as name:
         folder = Path(name)
+        model = args.model
+        if model in SHAPES:
+            model = write_shape(folder / "random", model)
         config = EngineConfig.from_options(
-            model=with_tokenizer(args.model, args.tokenizer, folder),
-            load_format=args.load_format,
+            model=with_tokenizer(model, args.tokenizer, folder),
+            load_format="dummy" if args.model in SHAPES else "auto",
             device=args.device,
             dtype=args.dtype,
             max_num_seqs=args.max_num_seqs,
@@ -292,7 +294,7 @@ def report(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> 
         },
         config={
             "model": Path(args.model).name,
-            "load_format": args.load_format,
+            "weights": "random" if args.model in SHAPES else "as stored",
             "dtype": llm.startup.dtype,
             "device": llm.startup.device,
             "kv_cache_dtype": llm.startup.kv_cache_dtype,

@@ -22,15 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.workloads import SHAPES
+from benchmarks.engine.workloads import SHAPES, write_shape
 from benchmarks.rows import write_row
 
 SHORTEST_S = 3.0
-
-
-def write_config(folder: Path, name: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(SHAPES[name].config()))
 
 
 def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -187,8 +182,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path, load_format = name, "auto"
             if name in SHAPES:
-                path, load_format = str(Path(folder) / name), "dummy"
-                write_config(Path(path), name)
+                path, load_format = write_shape(Path(folder) / name, name), "dummy"
             metrics = measure(path, load_format, args)
         config = {
             "model": name,

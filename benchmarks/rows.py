@@ -44,7 +44,11 @@ def write_row(
 def command_line() -> str:
     """How this run was started, without the machine's paths."""
     spec = sys.modules["__main__"].__spec__
-    program = ["-m", spec.name] if spec is not None else [_relative(sys.argv[0])]
+    program = (
+        ["-m", spec.name.removesuffix(".__main__")]
+        if spec is not None
+        else [_relative(sys.argv[0])]
+    )
     return shlex.join(["python", *program, *map(_relative, sys.argv[1:])])
 
 

@@ -1,12 +1,12 @@
 """`nvcli serve` under load beside `LLM.generate`: the same prompts, the same engine, one run.
 
     python -m benchmarks.serve_load MODEL --streams 1 8 16 --device cpu
-    python -m benchmarks.serve_load --qwen3-0.6b --load-format dummy --streams 1 8 64 256
+    python -m benchmarks.serve_load qwen3-0.6b --streams 1 8 64 256
 
 For each number of streams: the prompts in one in-process batch, then as that many concurrent
 streams over HTTP (completions, token ids in, one event a token), from a client process of its own.
-`--qwen3-0.6b` needs no files: it writes the shape of Qwen3-0.6B with a small byte tokenizer. Every
-output runs to its length; each pass has prompts of its own. With `--seconds` no pass begins after
+A shape's name needs no files: random weights, with a small byte tokenizer. Every output runs to its
+length; each pass has prompts of its own. With `--seconds` no pass begins after
 that time (loading counted), but each number of streams gets one.
 
 With `--simulated MS` there is no device: steps take that long and the host is all there is to see.
@@ -31,14 +31,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.workloads import SHAPES, write_shape
+
 TARGETS = {64: 0.95, 256: 0.90}  # of the in-process batch's tokens per second
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("model", nargs="?")
-    parser.add_argument("--qwen3-0.6b", dest="is_qwen", action="store_true")
-    parser.add_argument("--load-format", default="auto")
+    shapes = ", ".join(SHAPES)
+    parser.add_argument("model", nargs="?", help=f"a folder, an id, or random weights: {shapes}")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--input", type=int, default=128)
@@ -119,12 +120,10 @@ def percentiles(values: list[float]) -> dict[str, float]:
 # --- the server and the in-process batch ---------------------------------------------------------
 
 
-def write_qwen(folder: Path) -> None:
-    from benchmarks.engine.workloads import SHAPES
+def write_random(folder: Path, name: str) -> None:
     from tests.text.tiny_tokenizer import write_tokenizer
 
-    config = SHAPES["qwen3-0.6b"].config() | {"eos_token_id": 276}  # the tokenizer's
-    (folder / "config.json").write_text(json.dumps(config))
+    write_shape(folder, name, eos_token_id=276)  # the tokenizer's
     write_tokenizer(folder, vocab_size=300)
 
 
@@ -206,11 +205,12 @@ def main() -> None:
 
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        if args.is_qwen:
-            write_qwen(Path(folder))
+        is_random = args.model in SHAPES
+        if is_random:
+            write_random(Path(folder), args.model)
         engine_config = EngineConfig(
-            model=folder if args.is_qwen else args.model,
-            load_format=args.load_format,
+            model=folder if is_random else args.model,
+            load_format="dummy" if is_random else "auto",
             device=args.device,
             max_model_len=1024,
             max_num_seqs=max(args.streams),
@@ -272,7 +272,7 @@ def main() -> None:
             "load_average": [round(load_before, 2), round(os.getloadavg()[0], 2)],
         },
         config={
-            "model": "Qwen3-0.6B, random weights" if args.is_qwen else args.model,
+            "model": f"{args.model}, random weights" if is_random else args.model,
             "input_tokens": args.input,
             "output_tokens": args.output,
             "engine": args.engine,

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.__main__ import HEADLINES, run_worker
-from benchmarks.engine.workloads import SHAPES
+from benchmarks.engine.workloads import write_shape
 from benchmarks.rows import write_row
 
 STAGES = ("equal", "reduce", "speed")
@@ -244,8 +244,7 @@ def check_speed(args: Namespace) -> bool:
             )
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                config = json.dumps(SHAPES[model].config())
-                (folder / "config.json").write_text(config, encoding="utf-8")
+                write_shape(folder, model)
                 say(f"speed: {model}, size {size}")
                 record = run_worker("nvcli", given, folder)
             if not record:

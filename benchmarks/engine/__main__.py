@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.engine.engines import ENGINES, is_installed
 from benchmarks.engine.measure import ALL, Stopwatch, measure, peak_memory_bytes
-from benchmarks.engine.workloads import SHAPES
+from benchmarks.engine.workloads import SHAPES, write_shape
 from benchmarks.rows import write_row
 
 MAX_MODEL_LEN = {False: 4096, True: 33_024}  # with L
@@ -114,8 +114,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = json.dumps(SHAPES[args.model].config())
-        (folder / "config.json").write_text(config, encoding="utf-8")
+        write_shape(folder, args.model)
         engines = [engine for engine in args.engines.split(",") if is_installed(engine)]
         with ThreadPoolExecutor(len(engines) if args.side_by_side else 1) as pool:
             gpus = range(len(engines)) if args.side_by_side else repeat(None)

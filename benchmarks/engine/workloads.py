@@ -14,8 +14,13 @@ weights read once a step, each key and value once, at the bandwidth and rate giv
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 READ_BYTES_PER_S = 4.49e12  # an H200, reads alone, measured
 FLOPS = 777e12  # the same, bf16 matrix product, measured
@@ -82,6 +87,16 @@ SHAPES = {
     "qwen3-14b": Shape(5120, 17_408, 40, 40, 8, tied=False),
     "qwen3-32b": Shape(5120, 25_600, 64, 64, 8, tied=False),
 }
+
+
+def write_shape(folder: Path, name: str, **changed: object) -> str:
+    """A checkpoint's folder without weights, for `--load-format dummy`: its path. changed: entries
+    of config.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = SHAPES[name].config() | changed
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,267 @@
+"""Everything that needs a GPU, in one command: for a machine that is lent for minutes.
+
+    python -m benchmarks.campaign check             # is it right?
+    python -m benchmarks.campaign serving           # batch and serve beside LLM.generate, and plan
+    python -m benchmarks.campaign peer large        # beside vLLM, where it is installed
+    python -m benchmarks.campaign parallel          # two GPUs as one
+
+A campaign is a list of lanes. A lane's jobs run one after the other on GPUs of its own; lanes run
+at the same time as far as there are GPUs, and those of `check` share one, since nothing there is
+timed. Every job has a limit. A job says when it ends and how; the last lines of all logs come at
+the end, and all logs stand in `campaign.log` beside the rows (`NVCLI_RESULTS` says where). With
+`--seconds` no job runs beyond that, and what there was no time for is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.rows import RESULTS
+
+PYTEST = "pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib --maxfail=12 --tb=short"
+START = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A command after `python -m`, and how many lines of its log to show."""
+
+    name: str
+    command: str
+    limit_s: float = 240
+    tail: int = 12
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    jobs: list[Job]
+    num_gpus: int = 1  # 0: shares the first with others
+
+
+def _tests(name: str, paths: str, *, marker: str = "gpu", **env: str) -> Lane:
+    return Lane([Job(name, f"{PYTEST} -m '{marker}' {paths}", tail=25, env=env)], num_gpus=0)
+
+
+def _engine(model: str, workloads: str, limit_s: float, *options: str) -> Job:
+    command = ["benchmarks.engine", "--model", model, "--workloads", workloads, *options]
+    return Job(f"engine {model} {workloads}", shlex.join(command), limit_s, tail=16)
+
+
+def _speed(name: str, workloads: str, options: str, limit_s: float = 60) -> Job:
+    command = ["benchmarks.engine", "--engines", "nvcli", "--workloads", workloads]
+    return Job(name, shlex.join([*command, "--repeat", "1", "--options", options]), limit_s, 8)
+
+
+CUDA = {"NVCLI_TEST_DEVICE": "cuda"}
+CAMPAIGNS = {
+    "check": [
+        _tests("captured", "tests/engine/test_captured_steps_cuda.py"),
+        _tests(
+            "attention", "tests/kernels/test_triton_attention.py tests/kernels/test_attention.py"
+        ),
+        _tests("fp8 cache", "tests/kernels/test_fp8_cache.py"),
+        _tests("kernels", "tests/kernels --ignore-glob=*attention.py --ignore-glob=*fp8_cache.py"),
+        _tests(
+            "parity",
+            "tests/parity --ignore=tests/parity/test_deterministic.py",
+            marker="not soak",
+            **CUDA,
+        ),
+        _tests("deterministic", "tests/parity/test_deterministic.py", marker="not soak", **CUDA),
+        Lane([Job("equal", "benchmarks.engine.gpu_check kernels equal", tail=30)], num_gpus=0),
+        Lane([Job("kv", "benchmarks.kv_accuracy --device cuda --dtype bfloat16")], num_gpus=0),
+    ],
+    "serving": [
+        Lane(
+            [
+                Job(
+                    "batch",
+                    "benchmarks.batch_throughput qwen3-0.6b --device cuda --max-model-len 2048"
+                    " --records 10000 --max-input 256 --max-output 256",
+                    limit_s=130,
+                ),
+                Job(
+                    "serve",
+                    "benchmarks.serve_load qwen3-0.6b --streams 64 256 1 8 --passes 3 --seconds 70",
+                    limit_s=130,
+                ),
+                Job(
+                    "serve, thread",
+                    "benchmarks.serve_load qwen3-0.6b --streams 64 256 --engine thread",
+                    limit_s=60,
+                ),
+            ]
+        ),
+        Lane(
+            [
+                Job(
+                    f"plan {model}",
+                    f"benchmarks.plan_error {model} --concurrency 1,8,64,256 --in-len 1024"
+                    " --out-len 256 --times 4 --duration 60",
+                    limit_s=200,
+                    tail=16,
+                )
+                for model in ("qwen3-0.6b", "qwen3-8b")
+            ]
+        ),
+    ],
+    "peer": [Lane([_engine("qwen3-0.6b", "BCADEL", 290, "--side-by-side")], num_gpus=2)],
+    "large": [
+        Lane([_engine(m, w, 200, "--side-by-side", "--repeat", "1")], num_gpus=2)
+        for m, w in (("qwen3-8b", "BCAD"), ("qwen3-14b", "A"))
+    ],
+    "options": [
+        Lane(
+            [
+                _speed("bf16", "BCA", "{}"),
+                _speed("fp8 cache", "A", '{"kv_cache_dtype": "fp8"}'),
+                _speed("deterministic", "BCA", '{"deterministic": true}'),
+            ]
+        )
+    ],
+    "parallel": [
+        Lane(
+            [
+                Job("ranks", f"{PYTEST} -m multi_gpu tests/engine tests/kernels", 90, tail=20),
+                Job("all-reduce", "benchmarks.tensor_parallel reduce", limit_s=60),
+                Job(
+                    "speed", "benchmarks.tensor_parallel speed --models qwen3-8b,qwen3-14b", 200, 20
+                ),
+            ],
+            num_gpus=2,
+        )
+    ],
+}
+
+
+class Gpus:
+    """Those of the machine, lent to lanes."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+        self._free = deque(ids)
+        self._changed = threading.Condition()
+
+    def take(self, count: int) -> list[str]:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= count)
+            return [self._free.popleft() for _ in range(count)]
+
+    def give(self, ids: list[str]) -> None:
+        with self._changed:
+            self._free.extend(ids)
+            self._changed.notify_all()
+
+
+def run_lane(lane: Lane, gpus: Gpus, folder: Path, seconds: float) -> None:
+    ids = gpus.take(lane.num_gpus)
+    try:
+        for job in lane.jobs:
+            run_job(job, ids or gpus.ids[:1], folder, seconds)
+    finally:
+        gpus.give(ids)
+
+
+def run_job(job: Job, gpus: list[str], folder: Path, seconds: float) -> None:
+    """Run to its end or its limit; what it started ends with it."""
+    left = min(job.limit_s, seconds - (time.monotonic() - START))
+    if left < 5:
+        say(f"{job.name}: left out, no time")
+        return
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "PYTHONUNBUFFERED": "1"} | job.env
+    begin = time.monotonic()
+    with (folder / job.name).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *shlex.split(job.command)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+        try:
+            how = f"exit {process.wait(left)}"
+        except subprocess.TimeoutExpired:
+            how = "cut off"
+        end_group(process)
+    say(f"{job.name}: {how} after {time.monotonic() - begin:.0f} s")
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End the job's whole process group."""
+    with suppress(ProcessLookupError):  # all gone by themselves
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - START:5.0f} s] {text}", flush=True)
+
+
+def show(jobs: list[Job], folder: Path, results: Path) -> None:
+    """The logs' ends to the terminal, all of them into one file."""
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / "campaign.log").open("a", encoding="utf-8") as whole:
+        for job in jobs:
+            path = folder / job.name
+            if not path.exists():
+                continue
+            text = path.read_text(encoding="utf-8", errors="replace")
+            whole.write(f"===== {job.name}: python -m {job.command}\n{text}\n")
+            lines = [line for line in text.splitlines() if not line.startswith('{"name"')]  # rows
+            print(f"== {job.name}")
+            print("\n".join(line[:200] for line in lines[-job.tail :]))
+
+
+def find_gpus() -> list[str]:
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given:
+        return given.split(",")
+    found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    return [str(index) for index in range(len(found.stdout.splitlines()))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("campaigns", nargs="+", choices=CAMPAIGNS, metavar="|".join(CAMPAIGNS))
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--only", nargs="*", help="jobs, by the beginning of their names")
+    args = parser.parse_args()
+    gpus = Gpus(find_gpus())
+    lanes = [lane for name in args.campaigns for lane in CAMPAIGNS[name]]
+    if args.only is not None:
+        wanted = tuple(args.only)
+        kept = ([job for job in lane.jobs if job.name.startswith(wanted)] for lane in lanes)
+        lanes = [Lane(jobs, lane.num_gpus) for jobs, lane in zip(kept, lanes, strict=True)]
+    too_wide = [lane.jobs[0].name for lane in lanes if lane.num_gpus > len(gpus.ids)]
+    if too_wide:
+        parser.error(f"{', '.join(too_wide)}: more GPUs than the {len(gpus.ids)} here")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        threads = [
+            threading.Thread(target=run_lane, args=(lane, gpus, folder, args.seconds))
+            for lane in lanes
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        jobs = [job for lane in lanes for job in lane.jobs]
+        show(jobs, folder, Path(os.environ.get("NVCLI_RESULTS", RESULTS)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The campaign's commands are valid before a GPU is lent, and its jobs end in time with what they
+started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import shlex
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import campaign
+from benchmarks.campaign import CAMPAIGNS, Gpus, Job, Lane, run_lane, show
+
+ROOT = Path(campaign.__file__).parent.parent
+JOBS = {job.name: job for lanes in CAMPAIGNS.values() for lane in lanes for job in lane.jobs}
+
+
+class Parsed(BaseException):
+    """The command line was understood."""
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_every_command_line_is_understood(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, *arguments = shlex.split(job.command)
+    if module == "pytest":
+        paths = [argument for argument in arguments if argument.startswith("tests/")]
+        assert paths
+        assert all((ROOT / path).exists() for path in paths)
+        return
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser: argparse.ArgumentParser, *_: Any) -> None:
+        parse(parser)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    monkeypatch.delitem(sys.modules, module, raising=False)  # runpy warns of it
+    with pytest.raises(Parsed):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def is_gone(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "Z"  # dead, and nobody asked
+    return True
+
+
+def test_a_job_ends_at_its_limit_with_its_children(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.py").write_text(
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('child', child.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    jobs = [Job("stuck", "stuck", limit_s=6), Job("after", "this"), Job("late", "this")]
+    ends = time.monotonic() - campaign.START + 20
+    run_lane(Lane(jobs[:2]), Gpus(["0"]), tmp_path, ends)
+    run_lane(Lane(jobs[2:]), Gpus(["0"]), tmp_path, ends - 20)
+    show(jobs, tmp_path, tmp_path / "results")
+    printed = capsys.readouterr().out
+    assert "stuck: cut off" in printed
+    assert "after: exit 0" in printed
+    assert "Namespaces are one honking great idea" in printed
+    assert "late: left out, no time" in printed
+    assert is_gone(int(printed.split("child ")[1].split()[0]))
+    log = (tmp_path / "results" / "campaign.log").read_text()
+    assert log.startswith("===== stuck: python -m stuck")
+    assert "===== after" in log
+
+
+def test_lanes_wait_for_their_gpus() -> None:
+    gpus = Gpus(["0", "1"])
+    assert gpus.take(0) == []
+    both = gpus.take(2)
+    assert both == ["0", "1"]
+    gpus.give(both)
+    assert gpus.take(1) == ["0"]
