@@ -38,8 +38,9 @@ class Prescan:
     """What a pass found; lists hold the first few only."""
 
     num_records: int = 0  # in the input
-    num_in_scope: int = 0  # after --skip, --shard and --limit
-    num_left: int = 0  # of them, those that an earlier run has not finished
+    num_left: int = (
+        0  # after --skip, --shard and --limit, those that an earlier run has not finished
+    )
     num_bad: int = 0
     bad: list[Failure] = field(default_factory=list)
     num_duplicates: int = 0
@@ -95,7 +96,6 @@ def prescan(options: BatchOptions, existing: ExistingOutput | None = None) -> Pr
                 duplicate = Duplicate(assigned.id, assigned.first_line, row.line)
                 found.duplicates.append(duplicate)
         if scope.takes(index):
-            found.num_in_scope += 1
             found.num_left += existing is None or assigned.key not in existing.finished
             if options.is_strict or identity.problem is not None:
                 checked = parse_record(row, identity, options, record_id=assigned.id, index=index)

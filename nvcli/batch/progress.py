@@ -148,15 +148,9 @@ class Progress:
             if is_quiet:
                 mode = ProgressMode.NONE
         self._mode = mode
-        self._is_quiet = is_quiet
         self._interval_s = _QUIET_INTERVAL_S if self._is_silent else _INTERVAL_S.get(mode, 60.0)
         self._next = clock() + (_QUIET_START_S if self._is_silent else 0.0)
         self._has_bar = False
-
-    @property
-    def interval_s(self) -> float:
-        """How long the run may sleep without a call of `update`."""
-        return self._interval_s
 
     def update(self, counts: Counts) -> None:
         """Show where the run stands, if it is time."""

@@ -36,7 +36,6 @@ class LineSink:
         self._name = name
         self._is_regular = stat.S_ISREG(os.fstat(fd).st_mode)
         self._size = size  # of a regular file, up to the last whole line
-        self.num_lines = 0
 
     @classmethod
     def stdout(cls) -> LineSink:
@@ -68,7 +67,6 @@ class LineSink:
                 raise ClosedPipeError("the reader closed the pipe") from error
             raise OutputError(f"cannot write {self._name}: {error.strerror}") from error
         self._size += len(line)
-        self.num_lines += 1
 
     def _cut_back(self) -> None:
         if self._is_regular:

@@ -30,7 +30,6 @@ class Weights:
 
     num_parameters: int
     num_bytes: int
-    num_tensors: int
     dtypes: tuple[str, ...]
     files: tuple[str, ...]
 
@@ -41,7 +40,7 @@ class DamagedFileError(ValueError):
 
 def read_weights(folder: Path) -> Weights:
     """Raises `DamagedFileError` for the first file that cannot be read."""
-    count, size, tensors = 0, 0, 0
+    count, size = 0, 0
     dtypes: set[str] = set()
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
@@ -50,8 +49,7 @@ def read_weights(folder: Path) -> Weights:
             count += elements
             size += elements * _BITS.get(entry["dtype"], 8) // 8
             dtypes.add(entry["dtype"])
-            tensors += 1
-    return Weights(count, size, tensors, tuple(sorted(dtypes)), tuple(f.name for f in files))
+    return Weights(count, size, tuple(sorted(dtypes)), tuple(f.name for f in files))
 
 
 def read_header(file: Path) -> dict[str, Any]:

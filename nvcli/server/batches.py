@@ -248,8 +248,6 @@ def _shown(batch: Batch) -> Batch:
 class _Progress:
     """Takes the place of the command line's progress."""
 
-    interval_s = 60.0
-
     def __init__(self, count: Callable[[Counts], None]) -> None:
         self._count = count
 

@@ -9,7 +9,6 @@ from nvcli.errors import NvcliError, RequestError
 
 MAX_MESSAGE = 2000  # characters; in JSON at most six bytes each, less what `fit` cuts
 MAX_PARAM = 200
-MAX_BODY_BYTES = 8000
 
 
 class BadRequestError(RequestError):
