@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from types import UnionType
 
+    from nvcli.engine.core import Update
     from nvcli.engine.grammar import Grammar
     from nvcli.engine.step import StepDevice, StepPlan
     from nvcli.text import Tokenizer
@@ -91,10 +92,11 @@ class Engine:
         self._num_sequences = 0
         self._live: dict[str, dict[int, Sequence]] = {}  # request id -> index -> sequence
         self._best_of: dict[str, BestOf] = {}
+        self._deliver: Callable[[list[RequestOutput]], None] = _drop  # of the step that runs
         self._processor = OutputProcessor()
         self._core = EngineCore(
             device,
-            self._processor.consume,
+            self._consume,
             max_num_batched_tokens=max_num_batched_tokens,
             depth=depth,
             enable_prefix_caching=enable_prefix_caching,
@@ -291,16 +293,23 @@ class Engine:
             if not seq.is_finished:
                 self._processor.close_thinking(seq)
 
-    def step(self) -> list[RequestOutput]:
-        """Advance every running sequence once and return what is new."""
+    def step(self, deliver: Callable[[list[RequestOutput]], None]) -> None:
+        """Advance every running sequence once. What is new goes to `deliver`: with run-ahead what
+        the step before gave, after this one is launched and before the device is waited for.
+        """
+        self._deliver = deliver
         self._core.step()
-        outputs = []
+
+    def _consume(self, updates: list[Update]) -> None:
+        self._processor.consume(updates)
+        outputs: list[RequestOutput] = []
         for output in self._processor.take_outputs():
             collector = self._best_of.get(output.request_id)
             outputs.extend([output] if collector is None else collector.add(output))
             if output.is_finished:
                 self._forget(output.request_id, output.index)
-        return outputs
+        if outputs:
+            self._deliver(outputs)
 
     def _forget(self, request_id: str, index: int) -> None:
         live = self._live[request_id]
@@ -308,6 +317,10 @@ class Engine:
         if not live:
             del self._live[request_id]
             self._best_of.pop(request_id, None)
+
+
+def _drop(outputs: list[RequestOutput]) -> None:
+    raise AssertionError("outputs come about in `step` only")
 
 
 def _check_kind(param: str, value: object, kind: type | UnionType, rule: str) -> None:

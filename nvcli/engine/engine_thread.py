@@ -126,7 +126,7 @@ class EngineThread:
             while not self._is_closing:
                 self._drain_inbox()
                 if self._engine.has_unfinished:
-                    self._hand_out(self._engine.step())
+                    self._engine.step(self._hand_out)
         except EngineClosedError as exc:
             error = exc
         except Exception as exc:

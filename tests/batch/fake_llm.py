@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import SimpleNamespace
@@ -110,7 +111,7 @@ class FakeEngine:
                 self.ended.append(self._output(running, FinishReason.ABORT))
         return True
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, deliver: Callable[[list[RequestOutput]], None]) -> None:
         room = self.max_num_seqs - len(self.running)
         self.running += self.waiting[:room]
         self.waiting = self.waiting[room:]
@@ -124,7 +125,8 @@ class FakeEngine:
             if running.done >= len(running.tokens):
                 self.running.remove(running)
                 outputs.append(self._output(running, FinishReason.STOP))
-        return outputs
+        if outputs:
+            deliver(outputs)
 
     def _output(self, running: _Running, reason: FinishReason) -> RequestOutput:
         request = running.request

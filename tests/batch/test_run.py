@@ -465,10 +465,10 @@ def test_an_engine_that_dies_ends_the_run_and_makes_no_error_records(
 
     real = FakeEngine.step
 
-    def step(self: FakeEngine) -> Any:
+    def step(self: FakeEngine, deliver: Any) -> None:
         if len(self.num_busy) == 20:
             raise RuntimeError("the device is lost")
-        return real(self)
+        real(self, deliver)
 
     source = write_lines(tmp_path / "in.jsonl", mixed_records(60))
     run_here(source, tmp_path / "clean.jsonl", seed=7)

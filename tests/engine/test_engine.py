@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from nvcli.engine.engine import Engine, Request
+from nvcli.engine.step import StepResult
 from nvcli.errors import ContextLengthError, InvalidParameterError, NvcliError, RequestError
 from nvcli.text import Tokenizer
 from nvcli.types import FinishReason, RequestOutput, SamplingParams, fold_outputs
-from tests.scripted_device import Script, ScriptedDevice
+from tests.scripted_device import Script, ScriptedDevice, ScriptedTicket
 from tests.text.tiny_tokenizer import write_tokenizer
 
 
@@ -41,13 +42,19 @@ def make_engine(
     )
 
 
+def step(engine: Engine) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
+    engine.step(outputs.extend)
+    return outputs
+
+
 def run(engine: Engine, *requests: Request) -> dict[tuple[str, int], list[RequestOutput]]:
     """Add all, step to the end, and return the deltas by (request id, index)."""
     deltas: dict[tuple[str, int], list[RequestOutput]] = {}
     for request in requests:
         engine.add(request)
     for _ in range(2000):
-        for output in engine.step():
+        for output in step(engine):
             deltas.setdefault((output.request_id, output.index), []).append(output)
         if not engine.has_unfinished:
             return deltas
@@ -231,9 +238,9 @@ def test_bad_request_is_refused_alone(
     with pytest.raises(error) as caught:
         engine.add(Request(request_id="bad", prompt_token_ids=prompt, params=bad))
     assert message in caught.value.message
-    outputs = []
+    outputs: list[RequestOutput] = []
     while engine.has_unfinished:
-        outputs += engine.step()
+        engine.step(outputs.extend)
     assert fold_outputs(outputs).text == "fine"
 
 
@@ -300,11 +307,11 @@ def test_abort_at_every_point_gives_one_last_output(tokenizer: Tokenizer, depth:
         )
         outputs: list[RequestOutput] = []
         for _ in range(steps):
-            outputs += engine.step()
+            engine.step(outputs.extend)
         assert engine.abort("a")
         assert not engine.abort("unknown")
         for _ in range(4):
-            outputs += engine.step()
+            engine.step(outputs.extend)
         assert [o.finish_reason for o in outputs].count(FinishReason.ABORT) == 1
         assert outputs[-1].finish_reason is FinishReason.ABORT
         assert not engine.abort("a")
@@ -326,12 +333,12 @@ def test_thinking_is_closed_on_demand(
     params = SamplingParams(max_tokens=40, thinking_budget=budget)
     request = Request(request_id="a", prompt_token_ids=prompt, params=params, is_chat=True)
     engine.add(request)
-    outputs = [o for _ in range(num_steps) for o in engine.step()]
+    outputs = [o for _ in range(num_steps) for o in step(engine)]
     engine.close_thinking("a")
     engine.close_thinking("a")  # again: no difference
     engine.close_thinking("b")  # unknown: nothing
     while engine.has_unfinished:
-        outputs += engine.step()
+        engine.step(outputs.extend)
     output = fold_outputs(outputs)
     assert output.usage.reasoning_tokens <= max(num_steps, 1) + depth
     assert output.token_ids.count(tokenizer.end_think_id) == 1
@@ -339,15 +346,34 @@ def test_thinking_is_closed_on_demand(
     assert len(output.token_ids) == 40
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_token_is_delivered_before_the_next_step_is_waited_for(depth: int) -> None:
+    """Delivered only when `step` returns, every answer would come a whole step late."""
+    events: list[str] = []
+
+    class Watched(ScriptedDevice):
+        def collect(self, ticket: ScriptedTicket) -> StepResult:
+            events.append(f"read {ticket.plan.step_id}")
+            return super().collect(ticket)
+
+    device = Watched(lambda prompt: [10, 11, 12, 13])
+    engine = Engine(device, None, vocab_size=100, max_num_batched_tokens=64, depth=depth)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    engine.add(Request(request_id="a", prompt_token_ids=[1], params=params))
+    while engine.has_unfinished:
+        engine.step(lambda outputs: events.append(f"token {outputs[0].token_ids[0]}"))
+    assert events == [e for i in range(4) for e in (f"read {i}", f"token {10 + i}")]
+
+
 def test_closing_the_thinking_of_an_answer_changes_nothing(tokenizer: Tokenizer) -> None:
     engine = make_engine(tokenizer, says(tokenizer, "abc"))
     prompt = tokenizer.encode("<|im_start|>assistant\n")
     params = SamplingParams(max_tokens=3)
     engine.add(Request(request_id="a", prompt_token_ids=prompt, params=params, is_chat=True))
-    outputs = [*engine.step(), *engine.step()]
+    outputs = [*step(engine), *step(engine)]
     engine.close_thinking("a")
     while engine.has_unfinished:
-        outputs += engine.step()
+        engine.step(outputs.extend)
     assert fold_outputs(outputs).text == "abc"
 
 

@@ -107,7 +107,7 @@ def test_close_ends_open_requests_and_refuses_new_ones() -> None:
 def test_a_dead_engine_tells_everybody_why(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
 
-    def broken_step() -> list[RequestOutput]:
+    def broken_step(deliver: object) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(engine, "step", broken_step)
