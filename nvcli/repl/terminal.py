@@ -158,6 +158,8 @@ def converse(
             shell.screen.line_err(str(exc))
             if isinstance(action, str):
                 draft = action  # a file that cannot be read: nothing was sent
+        except KeyboardInterrupt:  # of a command, or just before or behind an answer
+            shell.screen.line_err("interrupted", dim=True)
         except Exception as exc:  # noqa: BLE001 - a bug must not cost the conversation
             _LOG.debug("unexpected error", exc_info=True)
             reason = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__

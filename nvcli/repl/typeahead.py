@@ -1,7 +1,8 @@
 """Keys typed while an answer streams: collected silently, offered as a draft, never sent.
 
 The terminal is switched to unbuffered, silent input for that time; Ctrl+C and Ctrl+Z keep their
-meaning, and keys that act on the answer are told to the caller. What comes in is reduced to text:
+meaning but drop nothing that was typed before them, and keys that act on the answer are told to the
+caller. What comes in is reduced to text:
 line ends stay, escape sequences go.
 """
 
@@ -94,6 +95,7 @@ class TypeAhead:
             return
         mode = [*self._saved[:6], list(self._saved[6])]
         mode[3] &= ~(termios.ECHO | termios.ICANON)
+        mode[3] |= termios.NOFLSH  # Ctrl+C drops neither keys that wait nor text that is on its way
         mode[6][termios.VMIN], mode[6][termios.VTIME] = 1, 0
         with contextlib.suppress(termios.error):
             termios.tcsetattr(self._fd, termios.TCSANOW, mode)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -20,8 +19,9 @@ import uuid
 from pathlib import Path
 from typing import Self
 
+from tests.waiting import PATIENCE_S, until
+
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 15.0
 
 
 def fake_chat(script: str, *flags: str) -> list[str]:
@@ -38,14 +38,22 @@ class Log:
         """The contents of each request's messages."""
         if not self.path.exists():
             return []
-        lines = self.path.read_text("utf-8").splitlines()
+        lines = self.path.read_text("utf-8").split("\n")[:-1]  # whole ones
         return [[m["content"] for m in json.loads(line)] for line in lines]
 
     def wait(self, count: int) -> list[list[str]]:
-        deadline = time.monotonic() + TIMEOUT_S
-        while len(self.requests()) < count and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: len(self.requests()) >= count, f"{count} requests")
         return self.requests()
+
+    def wait_taken(self, count: int) -> None:
+        """Until so many pieces of the last answer were taken from the model."""
+        path = taken_path(self.path)
+        until(lambda: path.exists() and path.stat().st_size >= count, f"{count} pieces")
+
+
+def taken_path(log: Path) -> Path:
+    """The file with a byte for each piece of the last answer."""
+    return log.with_suffix(".taken")
 
 
 class PtyChat:
@@ -61,8 +69,10 @@ class PtyChat:
         }
         env.pop("COLUMNS", None)
         env.pop("XDG_RUNTIME_DIR", None)
+        go, started = os.pipe()
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            os.read(go, 1)
             os.chdir(ROOT)
             if stdin is not None:
                 read, write = os.pipe()
@@ -71,6 +81,10 @@ class PtyChat:
                 os.dup2(read, 0)
             os.execve(sys.executable, fake_chat(script, *flags), env)
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.mode = termios.tcgetattr(self.fd)  # before the program changes it
+        os.write(started, b"x")
+        os.close(go)
+        os.close(started)
         self.output = ""
         self._seen = 0
         self.code: int | None = None
@@ -87,42 +101,50 @@ class PtyChat:
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
-    def wait_for(self, pattern: str, timeout_s: float = TIMEOUT_S) -> str:
+    def wait_for(self, pattern: str) -> str:
         """Read until `pattern` appears after the last match; returns what was read up to it."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             found = re.compile(pattern).search(self.output, self._seen)
             if found:
                 text = self.output[self._seen : found.end()]
                 self._seen = found.end()
                 return text
-            left = deadline - time.monotonic()
-            assert left > 0, f"no {pattern!r} in {self.output[self._seen :][-800:]!r}"
-            if select.select([self.fd], [], [], left)[0]:
-                try:
-                    data = os.read(self.fd, 65536)
-                except OSError:
-                    data = b""
-                assert data, f"the program ended before {pattern!r}: {self.output!r}"
-                self.output += data.decode("utf-8", "replace")
+            told = self.output[self._seen :][-800:]
+            assert self._read(deadline, f"no {pattern!r} in {told!r}"), (
+                f"the program ended before {pattern!r}: {self.output!r}"
+            )
+
+    def _read(self, deadline: float, otherwise: str) -> bool:
+        """Add what comes next to `output`; false at its end."""
+        left = deadline - time.monotonic()
+        assert left > 0, otherwise
+        if select.select([self.fd], [], [], left)[0]:
+            try:
+                data = os.read(self.fd, 65536)
+            except OSError:  # Linux' word for: nobody has the other side open
+                return False
+            self.output += data.decode("utf-8", "replace")
+            return bool(data)
+        return True
 
     def prompt(self) -> None:
         """The next prompt: prompt_toolkit turns bracketed paste on, then draws."""
         self.wait_for("\x1b\\[\\?2004h")
         self.wait_for(">>>")
 
+    def wait_raw(self) -> None:
+        """Until keys are read one by one: a prompt on a dumb terminal stands there before."""
+        until(lambda: not termios.tcgetattr(self.fd)[3] & termios.ICANON, "raw keys")
+
     def end(self) -> int:
-        """Wait for the process; returns its exit code."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            if select.select([self.fd], [], [], 0.05)[0]:
-                with contextlib.suppress(OSError):
-                    self.output += os.read(self.fd, 65536).decode("utf-8", "replace")
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code = os.waitstatus_to_exitcode(status)
-                return self.code
-        raise AssertionError(f"did not end: {self.output!r}")
+        """Wait for the process, and for all that it wrote; returns its exit code."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._read(deadline, f"did not end: {self.output!r}"):
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        self.code = os.waitstatus_to_exitcode(status)
+        return self.code
 
 
 class Tmux:
@@ -177,13 +199,23 @@ class Tmux:
         return self._tmux("capture-pane", "-p", "-S", "-500").rstrip("\n")
 
     def wait_for(self, pattern: str) -> str:
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             screen = self.screen()
             if re.search(pattern, screen, re.MULTILINE):
                 return screen
             assert time.monotonic() < deadline, f"no {pattern!r} on\n{screen}"
             time.sleep(0.05)
+
+    def counted(self) -> int:
+        """How far the answer to "count" has come on the screen."""
+        return max(map(int, re.findall(r"\d+", self.screen().rpartition("count")[2])), default=0)
+
+    def wait_counted(self, more: int) -> None:
+        """Until the answer has come so many numbers further: the program has read its keys since,
+        and has drawn itself in the window as it is now."""
+        start = self.counted()
+        until(lambda: self.counted() >= start + more, f"{more} more numbers", pause_s=0.05)
 
     def flag(self, name: str) -> str:
         return self._tmux("display-message", "-p", f"#{{{name}}}").strip()

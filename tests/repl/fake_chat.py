@@ -3,11 +3,12 @@
     python -m tests.repl.fake_chat SCRIPT chat ...
 
 SCRIPT names one of the reply lists below; the model also writes each message it was sent, as JSON
-lines, to the file named by $FAKE_CHAT_LOG.
+lines, to the file named by $FAKE_CHAT_LOG, and a byte for each piece that was taken beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -19,13 +20,14 @@ from nvcli.cli.app import main
 from nvcli.errors import ContextLengthError
 from nvcli.types import FinishReason, ToolCall
 from tests.fakes import FakeLLM, Reply
+from tests.repl.driver import taken_path
 
 NUMBERS = [f"{n} " for n in range(1, 2001)]
 SCRIPTS = {
     "plain": [Reply("The **answer** is 4.\n\nReally.\n", reasoning="Two and two.")],
     "slow": [Reply(NUMBERS, delay_s=0.02), Reply("Done.")],
     "slow-thinking": [Reply("x", reasoning=NUMBERS, delay_s=0.02), Reply("Done.")],
-    "slow-prefill": [Reply("x", prefill_s=30), Reply("Done.")],
+    "slow-prefill": [Reply("x", prefill_s=3600), Reply("Done.")],
     "hostile": [Reply("[/INST] list[int] [bold]x :smile: \x1b[2J\x1b]0;own\x07ed\r\b <b>end</b>")],
     "tools": [
         Reply(
@@ -65,16 +67,27 @@ SCRIPTS = {
 }
 
 
+LOG = Path(os.environ["FAKE_CHAT_LOG"]) if "FAKE_CHAT_LOG" in os.environ else None
+
+
 class LoggingLLM(FakeLLM):
     """Tells a test outside what was asked."""
 
     def stream(self, prompt, params=None, **options):  # type: ignore[no-untyped-def]
-        path = os.environ.get("FAKE_CHAT_LOG")
-        if path:
+        if LOG is not None:
+            taken_path(LOG).write_bytes(b"")
             text = prompt if isinstance(prompt, str) else [dataclasses.asdict(m) for m in prompt]
-            with Path(path).open("a", encoding="utf-8") as file:
+            with LOG.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(text) + "\n")
         return super().stream(prompt, params, **options)
+
+    def _run(self, request, reply):  # type: ignore[no-untyped-def]
+        with contextlib.closing(super()._run(request, reply)) as deltas:
+            for delta in deltas:
+                yield delta
+                if LOG is not None:
+                    with taken_path(LOG).open("ab") as file:
+                        file.write(b".")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,17 @@ def test_keys_are_collected_silently_and_the_terminal_is_restored() -> None:
         os.close(slave)
 
 
+def test_ctrl_c_drops_no_key_that_was_not_read_yet() -> None:
+    master, slave = pty.openpty()
+    try:
+        with TypeAhead(slave) as typeahead:
+            os.write(master, b"before\x03after\x1alast")
+        assert typeahead.text == "beforeafterlast"
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
 def test_no_terminal_is_no_error() -> None:
     read, write = os.pipe()
     with TypeAhead(read) as typeahead:
