@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
 
 import pytest
+
+with contextlib.suppress(ImportError):  # the GPU tests run without it
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes says something about the machine, not about what is tested.
+    settings.register_profile(
+        "patient",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("patient")
 
 # A background job ignores Ctrl-C and hands that on; tests that send it start from the usual.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

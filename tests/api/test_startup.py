@@ -8,8 +8,11 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 HEAVY = ("torch", "triton", "transformers", "tokenizers", "prompt_toolkit", "numpy", "rich")
 BUDGET_S = 0.3
+MAX_MODULES = 450  # the interpreter's own and ours are 300 to 360
 
 
 LIGHT = [
@@ -33,16 +36,22 @@ def test_nothing_heavy_is_imported(args: list[str]) -> None:
         "from nvcli.__main__ import main\n"
         f"code = main({args!r})\n"
         f"print('loaded:', [m for m in {HEAVY!r} if m in sys.modules])\n"
+        "print(len(sys.modules))\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
-    assert result.stdout.endswith("loaded: []\n")
+    *_, loaded, count = result.stdout.splitlines()
+    assert loaded == "loaded: []"
+    assert int(count) < MAX_MODULES
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("flag", ["--version", "--help"])
 def test_answer_within_the_budget(flag: str) -> None:
-    """The best processor time of several runs: other programs' load does not count."""
+    """The best processor time of several runs. It is the budget of an idle machine: a slower one,
+    or one that shares its cores, needs more for the same work, so the usual run counts modules.
+    """
     best = float("inf")
     for _ in range(8):
         process = subprocess.Popen([sys.executable, "-m", "nvcli", flag], stdout=subprocess.DEVNULL)
@@ -67,6 +76,10 @@ def test_ctrl_c_during_the_imports_ends_like_any_other() -> None:
         "sys.exit(main(['--help']))\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "")

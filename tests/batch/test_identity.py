@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.batch.identity import DigestTable, IdRegistry, digest, record_seed
 from nvcli.batch.options import OnDuplicate
 
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
-
-@PATIENT
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2**40 - 1))))
 def test_digest_table_is_a_dictionary(pairs: list[tuple[int, int]]) -> None:
     table, model = DigestTable(capacity=4), {}

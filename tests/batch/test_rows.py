@@ -11,7 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.batch.options import InputFormat
@@ -19,8 +19,6 @@ from nvcli.batch.records import identify
 from nvcli.batch.rows import Row, detect_format, read_rows
 from nvcli.batch.source import InputError
 from nvcli.errors import UsageError
-
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def rows(tmp_path: Path, data: bytes, name: str = "in.jsonl", **options: object) -> list[Row]:
@@ -113,7 +111,6 @@ def test_csv_with_quotes_line_ends_and_bad_rows(tmp_path: Path) -> None:
     ]
 
 
-@PATIENT
 @given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.text('ab,"\n\r '))))
 def test_csv_written_by_python_comes_back(
     tmp_path_factory: pytest.TempPathFactory, values: list[tuple[str, str]]

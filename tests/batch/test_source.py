@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.batch.source import (
@@ -23,9 +23,6 @@ from nvcli.batch.source import (
     split_lines,
 )
 from nvcli.errors import UsageError
-
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 PIECES = [
     b"a",
@@ -49,7 +46,6 @@ def cut_bytes(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     return data, [data[a:b] for a, b in itertools.pairwise(edges)]
 
 
-@PATIENT
 @given(cut_bytes())
 def test_lines_do_not_depend_on_how_bytes_arrive(case: tuple[bytes, list[bytes]]) -> None:
     data, pieces = case
@@ -62,7 +58,6 @@ def test_lines_do_not_depend_on_how_bytes_arrive(case: tuple[bytes, list[bytes]]
     assert list(split_lines(pieces)) == expected
 
 
-@PATIENT
 @given(cut_bytes(), st.integers(1, 12))
 def test_long_lines_are_marked_and_others_kept(case: tuple[bytes, list[bytes]], limit: int) -> None:
     data, pieces = case

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from nvcli.models.resolve import demo_folder
 from tests.batch.support import essences, read_lines, write_lines
 from tests.cli.conftest import Cli
 from tests.cli.test_app import check
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "batch.md"
@@ -31,7 +31,7 @@ def run_python(code: str, *args: str, cwd: Path = ROOT) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
@@ -55,10 +55,8 @@ def test_help_page(cli: Cli, flag: str) -> None:
 
 def test_help_is_light() -> None:
     """P12"""
-    start = time.monotonic()
     result = run_python(WITHOUT_TORCH, "batch", "--help")
     assert result.returncode == 0, result.stderr
-    assert time.monotonic() - start < 3  # 0.3 s on a machine that does nothing else
 
 
 def test_the_other_name_is_hidden(cli: Cli) -> None:
@@ -128,8 +126,23 @@ def nvcli(*args: str | Path) -> list[str]:
     return [sys.executable, "-m", "nvcli", *map(str, args)]
 
 
+KILLED = """
+import os, signal, sys
+from nvcli.batch.sink import LineSink
+from nvcli.cli.app import main
+write = LineSink.write
+
+def counted(sink, line):
+    write(sink, line)
+    if sink.num_lines == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+LineSink.write = counted
+main(sys.argv[1:])
+"""
+
+
 @pytest.mark.torch
-@pytest.mark.timeout(300)
 def test_the_real_engine_resumes_to_the_same_text(checkpoint: Path, tmp_path: Path) -> None:
     shared = "You are a helpful assistant who answers in one word. "
     records: list[object] = []
@@ -150,17 +163,9 @@ def test_the_real_engine_resumes_to_the_same_text(checkpoint: Path, tmp_path: Pa
     assert any(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
     out = tmp_path / "out.jsonl"
     options = ["--window", "6", "--max-num-seqs", "3", "--order", "completion"]
-    first = subprocess.Popen(
-        nvcli(*base, *options, "-o", out),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while first.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < 5):
-        time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    assert out.read_bytes().count(b"\n") < 40
+    killed = run_python(KILLED, *map(str, base), *options, "-o", str(out))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert out.read_bytes().count(b"\n") == 5
     done = subprocess.run(
         nvcli(*base, "-o", out, "--resume"), cwd=ROOT, capture_output=True, check=False
     )
@@ -194,7 +199,7 @@ def test_recipe_classify_a_csv(checkpoint: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=PATIENCE_S,
         env={
             **os.environ,
             "PATH": f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -271,7 +271,7 @@ def test_random_traces_give_what_each_request_gives_alone() -> None:
     run_random_traces(1500, seed=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_hypothesis_traces(data: st.DataObject) -> None:
     Harness(draw_trace(lambda low, high: data.draw(st.integers(low, high)))).run()

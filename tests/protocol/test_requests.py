@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.errors import InvalidParameterError, NvcliError, TemplateError
@@ -16,9 +16,6 @@ from nvcli.protocol import (
     parse_chat,
     parse_completion,
 )
-
-PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -267,7 +264,6 @@ JSON = st.recursive(
 )
 
 
-@PATIENT
 @given(st.dictionaries(st.sampled_from([*GENERATION_FIELDS, "messages", "prompt", "x"]), JSON))
 def test_no_body_raises_anything_else(body: dict[str, Any]) -> None:
     errors = []

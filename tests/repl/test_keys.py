@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,10 @@ def test_ctrl_t_answers_now(tmp_path: Path) -> None:
         chat.prompt()
         chat.type("go\r")
         chat.wait_for("m30 ")
-        begin = time.monotonic()
         chat.type("\x14")
         chat.wait_for(r"thought .* tok")
         shown = chat.wait_for("stop")
-        assert time.monotonic() - begin < 5  # 2,000 thoughts would take 40 s
+        assert "m2000 " not in chat.output  # the last thought
         assert "x" in shown
         chat.prompt()
         chat.type("\x14\x04")  # at the prompt it does nothing
@@ -87,7 +86,6 @@ def test_what_was_typed_before_a_question_is_no_answer(tmp_path: Path) -> None:
         chat.wait_for(r"run add\? .*\[a\]lways: ")
         chat.type("y\ny\ny\n")
         chat.wait_for(r"run greet\? .*\[a\]lways: ")
-        time.sleep(0.3)
         assert "It is 3" not in chat.output
         chat.type("n\n")
         chat.wait_for("not allowed")
@@ -114,12 +112,10 @@ def test_ctrl_c_ends_a_tool_that_hangs(tmp_path: Path) -> None:
         chat.prompt()
         chat.type("go\r")
         chat.wait_for(r"tool: hang\(\)")
-        time.sleep(0.3)
-        begin = time.monotonic()
+        chat.wait_for("it hangs")  # the tool says so: it runs
         chat.type("\x03")
         chat.wait_for("interrupted")
         chat.wait_for("It hung")
-        assert time.monotonic() - begin < 5
 
 
 def test_a_mention_sends_the_file(tmp_path: Path) -> None:
@@ -192,14 +188,14 @@ def test_a_dumb_terminal_gets_no_escapes_from_the_answer(
     monkeypatch.setenv("TERM", "dumb")
     with PtyChat(tmp_path, "plain") as chat:
         chat.wait_for(">>>")
-        time.sleep(0.5)  # the prompt comes before the keys are read raw
+        chat.wait_raw()
         chat.type("hi\r")
         shown = chat.wait_for("stop")
         answer = shown[shown.index("Two and two") :]
         assert "\x1b" not in answer
         assert "**answer**" in answer
         chat.wait_for(">>>")
-        time.sleep(0.5)
+        chat.wait_raw()
         chat.type("/exit\r")
         assert chat.end() == 0
 
@@ -228,21 +224,25 @@ def test_a_paste_of_200_kb(tmp_path: Path) -> None:
 
 
 @needs_tmux
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_in_other_shells(tmp_path: Path, shell: str) -> None:
-    import shutil
-
+@pytest.mark.parametrize(
+    "command",
+    ["PS1='zsh> ' zsh -f", "fish --no-config -C 'function fish_prompt; echo -n \"fish> \"; end'"],
+    ids=["zsh", "fish"],
+)
+def test_in_other_shells(tmp_path: Path, command: str) -> None:
+    shell = "zsh" if "zsh" in command else "fish"
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     with Tmux(tmp_path) as term:
-        term.keys(f"exec {shell} {'-f' if shell == 'zsh' else '--no-config'}", "Enter")
-        time.sleep(1)
+        term.keys(f"exec env {command}", "Enter")
+        term.wait_for(rf"^{shell}>\s*\Z")
         term.run("slow")
         term.keys("count", "Enter")
         term.wait_for("9 10 11")
         term.keys("C-c")
         term.wait_for("interrupted$")
+        term.wait_for(r"^>>>\s*\Z")
         term.keys("C-d")
-        time.sleep(0.5)
+        term.wait_for(rf"^{shell}>\s*\Z")
         term.keys("echo vis''ible", "Enter")
         term.wait_for("^visible")

@@ -67,13 +67,13 @@ def test_blocks_end_where_nothing_can_change_them() -> None:
 
 
 @given(size=st.integers(1, 40))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_blocks_do_not_depend_on_the_pieces(size: int) -> None:
     assert split(ANSWER, size) == split(ANSWER, len(ANSWER))
 
 
 @given(st.lists(st.sampled_from(["a", "\n", "\n\n", "```", "~~~", "# ", "- ", "  ", "`"])))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_text_is_lost(parts: list[str]) -> None:
     text = "".join(parts)
     assert "".join(split(text)).split() == text.split()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def test_r2_paste_while_streaming_is_a_draft(tmp_path: Path) -> None:
         term.keys("count", "Enter")
         term.wait_for("9 10 11")
         term.paste("one\ntwo\nthree\n")
-        time.sleep(0.3)
+        term.wait_counted(10)
         assert "two" not in term.screen()  # nothing is echoed into the answer
         term.keys("C-c")
         screen = term.wait_for(r"^\.\.\. three")
@@ -61,9 +60,9 @@ def test_resize_while_streaming_leaves_no_duplicates(tmp_path: Path) -> None:
         term.keys("count", "Enter")
         term.wait_for("9 10 11")
         term.resize(60, 20)
-        time.sleep(0.5)
+        term.wait_counted(20)
         term.resize(90, 24)
-        time.sleep(0.5)
+        term.wait_counted(20)
         term.keys("C-c")
         screen = term.wait_for("interrupted$")
         numbers = re.findall(r"\d+", screen.split("count", 1)[1].split(" tok")[0])[:-1]
@@ -93,13 +92,15 @@ def test_suspend_and_resume(tmp_path: Path) -> None:
         term.keys("C-z")
         term.wait_for("Stopped")
         term.keys("fg", "Enter")
+        term.wait_counted(5)  # it goes on
         term.keys("silent")
-        time.sleep(0.3)
+        term.wait_counted(10)
         term.keys("C-c")
         term.wait_for("interrupted$")
         term.wait_for(r"^>>> silent")
         term.keys("C-u", "C-z")
         term.wait_for(r"Stopped[^$]*\$ [^$]*Stopped")
         term.keys("fg", "Enter")
+        term.wait_for(r"^>>>\s*\Z")
         term.keys("/exit", "Enter")
         term.wait_for(r"^\$$")

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvcli.server.config import ServerConfig
@@ -121,9 +121,7 @@ def fold(chunks: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
     return folded
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 @given(
     answer=answers(),
     tail=st.integers(0, 2),
@@ -198,7 +196,7 @@ def test_a_stream_folded_is_the_body(
             assert "\ufffd" not in folded["content"] + folded["reasoning"]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     texts=st.lists(words.filter(bool), min_size=1, max_size=3),
     n=st.integers(1, 2),
@@ -248,7 +246,7 @@ def test_completions_stream_and_body_agree(
             assert offset <= len(choice["text"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_as_a_body_give_a_json_error(rig: Rig, data: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
@@ -321,7 +319,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=st.sampled_from(FIELDS), value=json_values)
 def test_any_value_of_any_field_is_answered(rig: Rig, name: str, value: Any) -> None:
     rig.say(rig.tokenizer.encode("ok"))

@@ -117,7 +117,7 @@ def rig(tokenizer: Tokenizer) -> Any:
     served.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(answer=answers())
 def test_events_are_in_order_and_fold_to_the_response(rig: Any, answer: str) -> None:
     scripted, served = rig

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.errors import RequestError
 from nvcli.text import IncrementalDetokenizer, StopMatcher, Tokenizer
-
-RELAXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> list[str]:
@@ -17,7 +15,6 @@ def pieces_of(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> lis
     return [*(detokenizer.feed(i) for i in ids), detokenizer.finish()]
 
 
-@RELAXED
 @given(data=st.data(), skip=st.booleans())
 def test_any_ids_joined_equal_the_full_decode(
     tokenizer: Tokenizer, data: st.DataObject, skip: bool
@@ -27,7 +24,6 @@ def test_any_ids_joined_equal_the_full_decode(
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@RELAXED
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_valid_text_never_shows_a_replacement(tokenizer: Tokenizer, text: str) -> None:
     pieces = pieces_of(tokenizer, tokenizer.encode(text))

@@ -392,7 +392,7 @@ def test_transcripts_at_every_split_point(name: str) -> None:
         assert run(output, places, prompt=prompt, reason=reason).channels == expected
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     name=st.sampled_from(sorted(set(TRANSCRIPTS) - {"long number"})),
     places=st.lists(st.integers(0, 120), max_size=12),
@@ -424,7 +424,7 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(
     parts=st.lists(PARTS, max_size=14),
     places=st.lists(st.integers(0, 60), max_size=8),
@@ -695,7 +695,6 @@ def test_a_vocabulary_without_the_tags_has_content_only() -> None:
     assert "".join(router.feed(i).text for i in vocabulary.cut("a<think>b", [])) == "a<think>b"
 
 
-@settings(deadline=None)
 @given(
     value=st.recursive(
         st.none()
@@ -723,7 +722,7 @@ def test_any_json_arguments_pass_unchanged(
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_run_of_ids_gives_what_they_give_one_by_one(data: st.DataObject) -> None:
     pieces = Pieces()
     parts = data.draw(

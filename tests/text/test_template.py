@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.errors import TemplateError
@@ -153,7 +153,6 @@ def plain_texts() -> st.SearchStrategy[str]:
     return st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     contents=st.lists(
         st.tuples(plain_texts(), plain_texts(), st.none() | plain_texts()), min_size=1

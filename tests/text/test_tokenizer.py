@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.errors import RequestError, TemplateError, TokenizerError
@@ -20,7 +20,6 @@ from tests.text.tiny_tokenizer import ADDED_TOKENS, SPECIAL_TOKENS, write_tokeni
 if TYPE_CHECKING:
     from pathlib import Path
 
-RELAXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 TEXTS = (
     "",
     "Hello, world's end",
@@ -42,7 +41,6 @@ def test_encodes_as_the_library_does(any_folder: Path, any_tokenizer: Tokenizer,
     assert any_tokenizer.encode(text) == oracle.encode(text, add_special_tokens=False).ids
 
 
-@RELAXED
 @given(text=texts())
 def test_decodes_what_it_encoded(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
@@ -53,7 +51,6 @@ def test_decodes_what_it_encoded(tokenizer: Tokenizer, text: str) -> None:
     )
 
 
-@RELAXED
 @given(data=st.data(), skip=st.booleans())
 def test_decodes_any_ids_as_the_library_does(
     tiny_folder: Path, tokenizer: Tokenizer, data: st.DataObject, skip: bool

@@ -47,6 +47,7 @@ def crash() -> str:
 
 def hang() -> str:
     """Never answer."""
+    print("it hangs", flush=True)
     time.sleep(600)
     return ""
 
