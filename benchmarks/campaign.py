@@ -23,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,13 +151,13 @@ class Gpus:
 
     def __init__(self, ids: list[str]) -> None:
         self.ids = ids
-        self._free = deque(ids)
+        self._free = list(ids)
         self._changed = threading.Condition()
 
     def take(self, count: int) -> list[str]:
         with self._changed:
             self._changed.wait_for(lambda: len(self._free) >= count)
-            return [self._free.popleft() for _ in range(count)]
+            return [self._free.pop() for _ in range(count)]  # the first, which is shared, last
 
     def give(self, ids: list[str]) -> None:
         with self._changed:
