@@ -54,6 +54,7 @@ def check_kernels() -> None:
 
     from tests.kernels import test_deterministic_kernels as fixed
     from tests.kernels import test_fp8_cache as fp8
+    from tests.kernels import test_gemm as gemm
     from tests.kernels import test_gemv as gemv
     from tests.kernels import test_row_kernels as rows
     from tests.kernels import test_sampling_kernels as sampling
@@ -78,6 +79,10 @@ def check_kernels() -> None:
     )
     for size in (1024, 2048, 3072):
         checks[f"skinny, {size} columns"] = partial(skinny.check, (8, 1024, size), bf16, "cuda")
+    for case in gemm.CUDA_CASES:
+        checks[f"tiles, {case}"] = partial(gemm.check, case, bf16, "cuda")
+    checks["tiles, dependent launch"] = gemm.test_dependent_launch_changes_nothing
+    checks["norm of addends"] = partial(gemm.check_norm_of_addends, (6, 32, 1024), bf16, "cuda")
     for name, case in attention.CASES.items():
         checks[f"attention, {name}"] = partial(attention.check, case, heads, bf16, "cuda")
         checks[f"deterministic, {name}"] = partial(fixed.check_attention, case, heads, bf16, "cuda")

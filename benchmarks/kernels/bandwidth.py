@@ -112,9 +112,9 @@ def measure_products(rows: int) -> dict[str, Any]:
         x, residual = start, start
         for layer in weights:
             _, residual = kernels.norm_linear(x, residual, norm, 1e-6, layer["qkv"], None)
-            x = kernels.linear(heads, layer["o"], None)
+            x = kernels.linear(heads, layer["o"], None, as_addends=True)
             inner, residual = kernels.norm_swiglu(x, residual, norm, 1e-6, layer["gate_up"], None)
-            x = kernels.linear(inner, layer["down"], None)
+            x = kernels.linear(inner, layer["down"], None, as_addends=True)
 
     moved = sum(w.nbytes for layer in weights for w in layer.values())
     found = {}

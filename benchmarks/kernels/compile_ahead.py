@@ -114,7 +114,7 @@ def capture_steps(
         max_num_batched_tokens=1024,
         dtype=torch.bfloat16,
     )
-    graphs.decode_sizes = [1, 2, 4, 8, 16, 256]
+    graphs.decode_sizes = [1 << i for i in range(9)]
     graphs.token_sizes = [16, 1024]
     with torch.inference_mode():
         graphs.capture(lambda body: body())

@@ -60,6 +60,7 @@ def linear(
     out: Tensor | None = None,
     *,
     deterministic: bool = False,
+    as_addends: bool = False,
 ) -> Tensor:
     """x W^T + b.
 
@@ -70,24 +71,37 @@ def linear(
     returns  [T, out], contiguous
 
     deterministic: on CUDA, no row's result depends on the others, nor on how many they are
+    as_addends: the result may be its addends instead, [S, T, out] float32
     """
     if deterministic and _use_triton(x):
         from nvcli.kernels import gemm
 
         return gemm.linear(x, weight, bias, out)
-    if _use_triton(x):
-        from nvcli.kernels import gemv, skinny
+    if _use_triton(x) and _is_plain(x, weight, bias):
+        from nvcli.kernels import gemm, gemv, skinny, tuned
 
-        if gemv.fits(x, weight, bias, has_norm=False):
-            return gemv.linear(x, weight, out)
-        if skinny.fits(x, weight, bias):
-            return skinny.linear(x, weight, out)
+        op = "addends" if as_addends and out is None else "linear"
+        cut = tuned.choose(op, x.shape[0], x.shape[1], weight.shape[0], x.device, x.dtype)
+        if isinstance(cut, tuned.Gemv):
+            return gemv.linear(x, weight, cut, out)
+        if isinstance(cut, tuned.Skinny):
+            return skinny.linear(x, weight, cut, out)
+        if isinstance(cut, tuned.Tiles) and cut.splits > 1:
+            return gemm.linear_addends(x, weight, cut)
+        if isinstance(cut, tuned.Tiles):
+            return gemm.linear(x, weight, None, out, cut)
     if out is not None:
         assert bias is None, "a bias cannot be written to out"
         return torch.mm(x, weight.t(), out=out)
     if _use_fast and x.device.type == "cpu":
         return cpu.linear(x, weight, bias)
     return reference.linear(x, weight, bias)
+
+
+def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernels for few rows may take the product."""
+    is_dense = x.is_contiguous() and weight.is_contiguous()
+    return bias is None and x.dim() == 2 and x.dtype == weight.dtype and is_dense
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -106,8 +120,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual).
 
-    x, residual:  [T, E]
-    weight:       [E]
+    x:         [T, E], or addends of it, [S, T, E] float32
+    residual:  [T, E]
+    weight:    [E]
     """
     if _use_triton(x):
         from nvcli.kernels import norm
@@ -128,16 +143,18 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """(linear(rms_norm(x + residual)), x + residual).
 
-    x, residual:  [T, E]; without residual the second result is x
+    x:            [T, E], or addends of it, [S, T, E] float32
+    residual:     [T, E]; without it the second result is x
     norm_weight:  [E]
     weight:       [out, E]
     bias:         [out] or None
     """
-    if _use_triton(x) and not deterministic:
-        from nvcli.kernels import gemv
+    if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
+        from nvcli.kernels import gemv, tuned
 
-        if gemv.fits(x, weight, bias, has_norm=True):
-            return gemv.norm_linear(x, residual, norm_weight, eps, weight)
+        cut = tuned.choose_with_norm("linear", x.shape[0], x.shape[1], weight.shape[0])
+        if cut is not None:
+            return gemv.norm_linear(x, residual, norm_weight, eps, weight, cut)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
     return linear(normed, weight, bias, deterministic=deterministic), total
 
@@ -156,17 +173,22 @@ def norm_swiglu(
 
     weight: [2F, E], gate above up; the rest as in `norm_linear`; the first result is [T, F]
     """
-    if _use_triton(x) and not deterministic:
-        from nvcli.kernels import gemv
+    if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
+        from nvcli.kernels import gemv, tuned
 
-        if gemv.fits(x, weight, bias, has_norm=True):
-            return gemv.norm_swiglu(x, residual, norm_weight, eps, weight)
+        whole = tuned.choose_with_norm("swiglu", x.shape[0], x.shape[1], weight.shape[0] // 2)
+        if whole is not None:
+            return gemv.norm_swiglu(x, residual, norm_weight, eps, weight, whole)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
-    if _use_triton(x) and not deterministic:
-        from nvcli.kernels import skinny
+    if _use_triton(x) and _is_plain(normed, weight, bias) and not deterministic:
+        from nvcli.kernels import gemm, skinny, tuned
 
-        if skinny.fits(normed, weight, bias, is_swiglu=True):
-            return skinny.swiglu(normed, weight), total
+        shape = (normed.shape[0], normed.shape[1], weight.shape[0] // 2)
+        cut = tuned.choose("swiglu", *shape, normed.device, normed.dtype)
+        if isinstance(cut, tuned.Skinny):
+            return skinny.swiglu(normed, weight, cut), total
+        if isinstance(cut, tuned.Tiles):
+            return gemm.swiglu(normed, weight, cut), total
     return silu_and_mul(linear(normed, weight, bias, deterministic=deterministic)), total
 
 

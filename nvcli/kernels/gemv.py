@@ -28,13 +28,7 @@ from nvcli.kernels.launch import launch_options
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_WHOLE = 2048  # columns that one tile holds; longer rows are walked in pieces
-PIECE = 1024
-MANY_OUTPUTS = 32_768  # an LM head: enough programs even if each does more
-# Every program reads all of x, with a norm the residual and the norm's weights too, from the cache.
-# With long rows that is as much as its share of W, so there a program has more rows of W, and the
-# norm is the separate kernel's.
-MAX_NORM_COLUMNS = 2048
+    from nvcli.kernels.tuned import Gemv
 
 
 @triton.jit
@@ -128,17 +122,13 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
 
 
-def fits(x: Tensor, weight: Tensor, bias: Tensor | None, *, has_norm: bool) -> bool:
-    """Whether these kernels take the product: one row, 16 bits, no bias."""
-    if bias is not None or x.shape[0] != 1 or x.dtype != weight.dtype:
-        return False
-    if has_norm and x.shape[1] > MAX_NORM_COLUMNS:
-        return False
-    return x.is_contiguous() and weight.is_contiguous()
-
-
 def norm_linear(
-    x: Tensor, residual: Tensor | None, norm_weight: Tensor, eps: float, weight: Tensor
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    cut: Gemv,
 ) -> tuple[Tensor, Tensor]:
     """(norm(x + residual) W^T, x + residual). Reference: `reference.norm_linear`.
 
@@ -148,18 +138,25 @@ def norm_linear(
 
     Reads N K elements of weights once.
     """
-    return _launch_norm(x, residual, norm_weight, eps, weight, weight.shape[0], is_swiglu=False)
+    num_outputs = weight.shape[0]
+    return _launch_norm(x, residual, norm_weight, eps, weight, num_outputs, cut, is_swiglu=False)
 
 
 def norm_swiglu(
-    x: Tensor, residual: Tensor | None, norm_weight: Tensor, eps: float, weight: Tensor
+    x: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    cut: Gemv,
 ) -> tuple[Tensor, Tensor]:
     """(silu(gate) * up, x + residual), gate and up being norm(x + residual) W^T. Reference:
     `reference.norm_swiglu`.
 
     weight: [2F, K], gate above up; the rest as in `norm_linear`; the first result is [1, F]
     """
-    return _launch_norm(x, residual, norm_weight, eps, weight, weight.shape[0] // 2, is_swiglu=True)
+    num_outputs = weight.shape[0] // 2
+    return _launch_norm(x, residual, norm_weight, eps, weight, num_outputs, cut, is_swiglu=True)
 
 
 def _launch_norm(
@@ -169,6 +166,7 @@ def _launch_norm(
     eps: float,
     weight: Tensor,
     num_outputs: int,
+    cut: Gemv,
     *,
     is_swiglu: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -177,9 +175,8 @@ def _launch_norm(
     assert weight.shape[1] == norm_weight.shape[0] == size, "shapes differ"
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device)
     total = x if residual is None else torch.empty_like(x)
-    width = triton.next_power_of_2(size)
-    outputs = 4 if width <= 1024 else 2
-    _norm_gemv_kernel[(triton.cdiv(num_outputs, outputs),)](
+    assert cut.columns >= size, "a row is held whole"
+    _norm_gemv_kernel[(triton.cdiv(num_outputs, cut.outputs),)](
         x,
         x if residual is None else residual,
         norm_weight,
@@ -189,16 +186,16 @@ def _launch_norm(
         eps,
         N=num_outputs,
         K=size,
-        K_POW2=width,
-        OUTPUTS=outputs,
+        K_POW2=cut.columns,
+        OUTPUTS=cut.outputs,
         HAS_RESIDUAL=residual is not None,
         SWIGLU=is_swiglu,
-        **launch_options(x.device, num_warps=_num_warps(outputs * width * (1 + is_swiglu))),
+        **launch_options(x.device, num_warps=cut.warps),
     )
     return y, total
 
 
-def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, cut: Gemv, out: Tensor | None = None) -> Tensor:
     """x W^T. Reference: `reference.linear`.
 
     x:       [1, K]
@@ -213,24 +210,14 @@ def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device) if out is None else out
     assert y.is_contiguous(), "the output must be contiguous"
     assert y.shape == (num_rows, num_outputs), "the output has another shape"
-    width = triton.next_power_of_2(size)
-    piece = width if width <= MAX_WHOLE else PIECE
-    outputs = 8 if width > MAX_WHOLE else 4 if width <= 1024 else 2
-    if num_outputs >= MANY_OUTPUTS:
-        outputs = 8
-    _gemv_kernel[(triton.cdiv(num_outputs, outputs),)](
+    _gemv_kernel[(triton.cdiv(num_outputs, cut.outputs),)](
         x,
         weight,
         y,
         N=num_outputs,
         K=size,
-        PIECE=piece,
-        OUTPUTS=outputs,
-        **launch_options(x.device, num_warps=_num_warps(outputs * piece)),
+        PIECE=cut.columns,
+        OUTPUTS=cut.outputs,
+        **launch_options(x.device, num_warps=cut.warps),
     )
     return y
-
-
-def _num_warps(num_elements: int) -> int:
-    """At most 64 weights a thread, so that they stay in registers."""
-    return 4 if num_elements <= 8192 else 8 if num_elements <= 32_768 else 16

@@ -21,16 +21,18 @@ SWIGLU_COLUMNS = 1024
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rms_norm_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,  # [T, E]
+    x_ptr,  # [T, E], or [ADDENDS, T, E] float32
     residual_ptr,  # [T, E]
     weight_ptr,  # [E]
     out_ptr,  # [T, E]
     total_ptr,  # [T, E]
     x_row_stride,
+    x_addend_stride,
     residual_row_stride,
     eps,
     E: tl.constexpr,
     E_POW2: tl.constexpr,
+    ADDENDS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -42,7 +44,11 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    x = tl.load(x_ptr + row * x_row_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    x_ptr += row * x_row_stride
+    x = tl.load(x_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    for addend in tl.static_range(1, ADDENDS):
+        x += tl.load(x_ptr + addend * x_addend_stride + columns, mask=mask, other=0.0)
+    x = x.to(out_ptr.dtype.element_ty).to(tl.float32)  # as a product rounds its result
     if HAS_RESIDUAL:
         other = tl.load(residual_ptr + row * residual_row_stride + columns, mask=mask, other=0.0)
         # The sum is rounded before it is normed, as it is where the two are separate.
@@ -62,27 +68,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Moves 2 T E elements; one program a row.
     """
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch_norm(x, x, weight, eps, out, out, has_residual=False)
+    _launch_norm(x[None], x, weight, eps, out, out, has_residual=False)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual). Reference: `reference.add_rms_norm`.
 
-    x, residual:  [T, E], any row stride
-    weight:       [E]
+    x:         [T, E], any row stride, or addends [S, T, E] float32, added up in order
+    residual:  [T, E], any row stride
+    weight:    [E]
 
-    Moves 4 T E elements; one program a row.
+    Moves 4 T E elements, or 3 and 4 S T E bytes; one program a row.
     """
-    assert residual.shape == x.shape, "x and residual differ in shape"
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    assert residual.shape == x.shape[-2:], "x and residual differ in shape"
+    out = torch.empty(residual.shape, dtype=residual.dtype, device=x.device)
     total = torch.empty_like(out)
-    _launch_norm(x, residual, weight, eps, out, total, has_residual=True)
+    addends = x[None] if x.dim() == 2 else x
+    _launch_norm(addends, residual, weight, eps, out, total, has_residual=True)
     return out, total
 
 
 def _launch_norm(
-    x: Tensor,
+    addends: Tensor,
     residual: Tensor,
     weight: Tensor,
     eps: float,
@@ -91,24 +99,26 @@ def _launch_norm(
     *,
     has_residual: bool,
 ) -> None:
-    num_rows, size = x.shape
+    num_addends, num_rows, size = addends.shape
     assert weight.shape == (size,), "one weight a column"
-    assert x.stride(1) == residual.stride(1) == weight.stride(0) == 1, "E must be contiguous"
+    assert addends.stride(2) == residual.stride(1) == weight.stride(0) == 1, "E must be contiguous"
     if num_rows == 0:
         return
     _rms_norm_kernel[(num_rows,)](
-        x,
+        addends,
         residual,
         weight,
         out,
         total,
-        x.stride(0),
+        addends.stride(1),
+        addends.stride(0),
         residual.stride(0),
         eps,
         E=size,
         E_POW2=triton.next_power_of_2(size),
+        ADDENDS=num_addends,
         HAS_RESIDUAL=has_residual,
-        **launch_options(x.device, num_warps=4 if size <= 2048 else 8),
+        **launch_options(residual.device, num_warps=4 if size <= 2048 else 8),
     )
 
 

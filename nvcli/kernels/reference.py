@@ -25,8 +25,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed * weight
 
 
+def added_up(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x, or the sum of its addends [S, T, E] float32, rounded as a product's result is."""
+    return x if x.dim() == 2 else x.sum(0).to(dtype)
+
+
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    total = x + residual
+    total = added_up(x, residual.dtype) + residual
     return rms_norm(total, weight, eps), total
 
 
@@ -43,7 +48,7 @@ def norm_linear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    total = x if residual is None else x + residual
+    total = x if residual is None else added_up(x, residual.dtype) + residual
     return linear(rms_norm(total, norm_weight, eps), weight, bias), total
 
 

@@ -7,13 +7,10 @@ be short enough to be held at once, in at most three pieces; longer ones are the
 
     y = x W^T               linear
     silu(gate) * up of it   swiglu
-
-`NVCLI_SKINNY_ROWS` says up to how many rows they are taken; 0 leaves them off.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,15 +18,12 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels.launch import launch_options
+from nvcli.kernels.tuned import SKINNY_ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_ROWS = 16  # of a tensor core's tile: more would be two
-MAX_PIECE = 2048  # columns held as one tile
-MAX_COLUMNS = 3072
-MIN_SLICE = 16  # columns a tensor core takes
-_enabled_rows = min(int(os.environ.get("NVCLI_SKINNY_ROWS") or MAX_ROWS), MAX_ROWS)
+    from nvcli.kernels.tuned import Skinny
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -97,78 +91,59 @@ def _skinny_kernel(  # type: ignore[no-untyped-def]
     tl.store(to, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-def _pieces(size: int) -> int:
-    """In how many pieces so many columns are held; 0: in none that would do."""
-    for pieces in (1, 2, 3) if size <= MAX_COLUMNS else ():
-        piece = size // pieces
-        is_even = piece * pieces == size and piece & (piece - 1) == 0
-        if is_even and 4 * MIN_SLICE <= piece <= MAX_PIECE:
-            return pieces
-    return 0
-
-
-def fits(x: Tensor, weight: Tensor, bias: Tensor | None, *, is_swiglu: bool = False) -> bool:
-    """Whether these kernels take the product: few rows and columns, 16 bits, no bias."""
-    pieces = _pieces(x.shape[1])
-    return (
-        bias is None
-        and 1 < x.shape[0] <= _enabled_rows
-        and (pieces == 1 if is_swiglu else pieces > 0)
-        and x.is_contiguous()
-        and weight.is_contiguous()
-        and x.dtype == weight.dtype
-    )
-
-
-def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, cut: Skinny, out: Tensor | None = None) -> Tensor:
     """x W^T. Reference: `reference.linear`.
 
-    x:       [T, K], T at most MAX_ROWS, K one to three times a power of two, at most MAX_COLUMNS
+    x:       [T, K], T at most SKINNY_ROWS, K as many powers of two as the cut has pieces
     weight:  [N, K]
     out:     [T, N], contiguous; made where it is not given
 
     Reads N K elements of weights once.
     """
-    return _launch(x, weight, weight.shape[0], out, is_swiglu=False)
+    return _launch(x, weight, weight.shape[0], cut, out, is_swiglu=False)
 
 
-def swiglu(x: Tensor, weight: Tensor) -> Tensor:
+def swiglu(x: Tensor, weight: Tensor, cut: Skinny) -> Tensor:
     """silu(gate) * up, both from x W^T. Reference: `reference.silu_and_mul` of `reference.linear`.
 
-    x:        [T, K], K a power of two of at most MAX_PIECE
+    x:        [T, K], K a power of two
     weight:   [2F, K], gate above up
     returns   [T, F]
     """
-    return _launch(x, weight, weight.shape[0] // 2, None, is_swiglu=True)
+    return _launch(x, weight, weight.shape[0] // 2, cut, None, is_swiglu=True)
 
 
 def _launch(
-    x: Tensor, weight: Tensor, num_outputs: int, out: Tensor | None, *, is_swiglu: bool
+    x: Tensor,
+    weight: Tensor,
+    num_outputs: int,
+    cut: Skinny,
+    out: Tensor | None,
+    *,
+    is_swiglu: bool,
 ) -> Tensor:
     num_rows, size = x.shape
-    pieces = _pieces(size)
-    assert num_rows <= MAX_ROWS, "few rows"
-    assert pieces == 1 if is_swiglu else pieces > 0, "columns that can be held"
+    assert num_rows <= SKINNY_ROWS, "few rows"
+    assert cut.pieces == 1 or not is_swiglu, "SwiGLU holds gate and up in one piece"
+    assert size % cut.pieces == 0, "pieces of one size"
     assert weight.shape[1] == size, "shapes differ"
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device) if out is None else out
     assert y.is_contiguous(), "the output must be contiguous"
     assert y.shape == (num_rows, num_outputs), "the output has another shape"
-    num_warps = 4 if size <= 1024 else 8
-    outputs = 32 if num_outputs >= 4096 and size <= 1024 and not is_swiglu else 16
-    _skinny_kernel[(triton.cdiv(num_outputs, outputs),)](
+    _skinny_kernel[(triton.cdiv(num_outputs, cut.outputs),)](
         x,
         weight,
         y,
         num_rows,
         N=num_outputs,
         K=size,
-        PIECE=size // pieces,
-        PIECES=pieces,
-        SLICES=min(num_warps, size // pieces // MIN_SLICE),
-        ROWS=MAX_ROWS,
-        OUTPUTS=outputs,
+        PIECE=size // cut.pieces,
+        PIECES=cut.pieces,
+        SLICES=cut.slices,
+        ROWS=SKINNY_ROWS,
+        OUTPUTS=cut.outputs,
         SWIGLU=is_swiglu,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        **launch_options(x.device, num_warps=num_warps),
+        **launch_options(x.device, num_warps=cut.warps),
     )
     return y

@@ -101,12 +101,12 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,  # [T, E], what the layer before adds to the residual
+        x: Tensor,  # [T, E] or addends, what the layer before adds to the residual
         residual: Tensor | None,  # [T, E]; None before the first layer
         norm: RMSNorm,  # of their sum, before the projection
         rotary: tuple[Tensor, Tensor],  # [T, D] each
         batch: ForwardBatch,
-    ) -> tuple[Tensor, Tensor]:  # [T, E] to add next, and the new residual
+    ) -> tuple[Tensor, Tensor]:  # [T, E] to add next, or its addends, and the new residual
         qkv, residual = norm.project(x, residual, self.qkv_proj)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         k_cache, v_cache = batch.kv_caches[self.layer]
@@ -116,4 +116,4 @@ class Attention(nn.Module):
             *(batch, self.softmax_scale, kv_scales),
         )  # [T, Hq, D]
         out = out.reshape(-1, self.num_heads * self.head_dim)
-        return self.o_proj(out), residual
+        return self.o_proj.addends(out), residual

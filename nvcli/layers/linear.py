@@ -92,6 +92,14 @@ class Linear(nn.Module):
         y = self.group.all_reduce(self.product(x, None))
         return y if self.bias is None else y.add_(self.bias)
 
+    def addends(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out], or what adds up to it, [S, T, out] float32, for `RMSNorm` to add."""
+        if self.sums or self.bias is not None:
+            return cast("Tensor", self(x))
+        return kernels.linear(
+            x, self.weight, None, deterministic=self.deterministic, as_addends=True
+        )
+
     def product(self, x: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         """This rank's share: x W^T, into `out` where it is given."""
         return kernels.linear(x, self.weight, bias, out, deterministic=self.deterministic)

@@ -26,7 +26,9 @@ class RMSNorm(nn.Module):
         return kernels.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """([T, E] norm of the sum, [T, E] the sum): the sum is the next residual."""
+        """([T, E] norm of the sum, [T, E] the sum): the sum is the next residual. Here and below x
+        may be addends, [S, T, E] float32: see `Linear.addends`.
+        """
         return kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
     def project(

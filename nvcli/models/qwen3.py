@@ -45,9 +45,9 @@ class Qwen3MLP(nn.Module):
 
     def forward(
         self, x: Tensor, residual: Tensor, norm: RMSNorm
-    ) -> tuple[Tensor, Tensor]:  # [T, E] to add next, and the new residual
+    ) -> tuple[Tensor, Tensor]:  # [T, E] to add next, or its addends, and the new residual
         inner, residual = norm.project_swiglu(x, residual, self.gate_up_proj)  # [T, F]
-        return self.down_proj(inner), residual
+        return self.down_proj.addends(inner), residual
 
 
 class Qwen3Layer(nn.Module):
@@ -69,7 +69,7 @@ class Qwen3Layer(nn.Module):
 
     def forward(
         self,
-        x: Tensor,  # [T, E], what the previous layer adds to the residual
+        x: Tensor,  # [T, E] or addends, what the previous layer adds to the residual
         residual: Tensor | None,  # [T, E]; None before the first layer
         rotary: tuple[Tensor, Tensor],  # [T, D] each
         batch: ForwardBatch,

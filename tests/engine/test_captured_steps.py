@@ -181,6 +181,31 @@ def test_captured_steps_with_an_fp8_cache_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_with_an_fp8_cache")
 
 
+def check_with_products_in_tiles() -> None:
+    """Of all rows, and in splits where the next norm adds them up."""
+    from dataclasses import replace
+
+    from nvcli.kernels import tuned
+
+    whole = tuned.Tiles(rows=16, outputs=64, columns=32, held=1, splits=1, warps=4, stages=1)
+    ops = set()
+
+    def choose(op: str, *args: Any) -> Any:
+        ops.add(op)
+        return replace(whole, splits=2) if op == "addends" else whole
+
+    tuned.choose = choose
+    check_equal_to_eager()
+    assert ops == set(tuned.OPS)
+
+
+@needs_triton
+@pytest.mark.interpret
+@pytest.mark.timeout(600)
+def test_captured_steps_with_products_in_tiles_equal_the_eager_loop() -> None:
+    run_in_interpreter("tests.engine.test_captured_steps", "check_with_products_in_tiles")
+
+
 def check_a_long_day() -> None:
     check_equal_to_eager(num_seqs=14, max_num_seqs=20)
 

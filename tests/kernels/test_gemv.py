@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nvcli.kernels import tuned
 from tests.kernels.test_row_kernels import randn
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
@@ -22,7 +23,9 @@ def check_linear(shape: tuple[int, int], dtype: torch.dtype, device: str) -> Non
     x = randn(1, size, dtype=dtype, device=device)
     weight = randn(outputs, size, dtype=dtype, device=device, seed=1) / size**0.5
     exact = x.float() @ weight.float().t()
-    assert_as_good_as_torch(gemv.linear(x, weight), reference.linear(x, weight, None), exact)
+    cut = tuned.choose("linear", 1, size, outputs, x.device, dtype)
+    assert isinstance(cut, tuned.Gemv)
+    assert_as_good_as_torch(gemv.linear(x, weight, cut), reference.linear(x, weight, None), exact)
 
 
 def check_norm(
@@ -38,30 +41,13 @@ def check_norm(
     plain_total = x if residual is None else x + residual
     for op, name in ((gemv.norm_linear, "norm_linear"), (gemv.norm_swiglu, "norm_swiglu")):
         meaning = getattr(reference, name)
-        got, total = op(x, residual, norm_weight, 1e-6, weight)
+        cut = tuned.choose_with_norm(name.removeprefix("norm_"), 1, size, outputs)
+        assert cut is not None
+        got, total = op(x, residual, norm_weight, 1e-6, weight, cut)
         plain, _ = meaning(x, residual, norm_weight, 1e-6, weight)
         exact, _ = meaning(plain_total.float(), None, norm_weight.float(), 1e-6, weight.float())
         assert torch.equal(total, plain_total)
         assert_as_good_as_torch(got, plain, exact)
-
-
-@needs_triton
-@pytest.mark.torch
-def test_what_fits() -> None:
-    from nvcli.kernels import gemv
-
-    def fits(rows: int, size: int, *, has_norm: bool = False) -> bool:
-        return gemv.fits(torch.empty(rows, size), torch.empty(4, size), None, has_norm=has_norm)
-
-    assert fits(1, 17_408)
-    assert not fits(2, 64)
-    assert not fits(0, 64)
-    assert fits(1, 2048, has_norm=True)
-    assert not fits(1, 4096, has_norm=True)
-    row = torch.empty(1, 8)
-    assert not gemv.fits(row[:, ::2], torch.empty(4, 4), None, has_norm=False)
-    assert not gemv.fits(row, torch.empty(2, 8), torch.empty(2), has_norm=False)
-    assert not gemv.fits(row.bfloat16(), torch.empty(2, 8), None, has_norm=False)
 
 
 def check_all_in_float32() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nvcli.kernels import tuned
 from tests.kernels.test_row_kernels import randn
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
@@ -28,14 +29,17 @@ def check(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
     half = weight[:outputs]
     exact = x.float() @ half.float().t()
     out = torch.full((rows, outputs), float("nan"), dtype=dtype, device=device)
-    assert skinny.linear(x, half, out) is out
+    cut = tuned.skinny_cut("linear", rows, size, outputs)
+    assert cut is not None
+    assert skinny.linear(x, half, cut, out) is out
     assert_as_good_as_torch(out, reference.linear(x, half, None), exact)
-    assert torch.equal(out, skinny.linear(x, half)), "a race: two runs differ"
-    if not skinny.fits(x, weight, None, is_swiglu=True):
+    assert torch.equal(out, skinny.linear(x, half, cut)), "a race: two runs differ"
+    cut = tuned.skinny_cut("swiglu", rows, size, outputs)
+    if cut is None:
         return
     plain = reference.silu_and_mul(reference.linear(x, weight, None))
     exact = reference.silu_and_mul(x.float() @ weight.float().t())
-    assert_as_good_as_torch(skinny.swiglu(x, weight), plain, exact)
+    assert_as_good_as_torch(skinny.swiglu(x, weight, cut), plain, exact)
 
 
 def check_all_in_float32() -> None:
@@ -48,32 +52,6 @@ def check_all_in_float32() -> None:
 @pytest.mark.timeout(300)
 def test_kernel_sources_in_the_interpreter() -> None:
     run_in_interpreter("tests.kernels.test_skinny", "check_all_in_float32")
-
-
-@needs_triton
-@pytest.mark.torch
-def test_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nvcli.kernels import skinny
-
-    def fits(rows: int, size: int, *, is_swiglu: bool = False) -> bool:
-        x, weight = torch.empty(rows, size), torch.empty(8, size)
-        return skinny.fits(x, weight, None, is_swiglu=is_swiglu)
-
-    assert fits(2, 1024)
-    assert fits(16, 2048)
-    assert fits(8, 3072)
-    assert not fits(1, 1024)  # gemv's
-    assert not fits(17, 1024)
-    assert not fits(8, 4096)
-    assert not fits(8, 12_288)
-    assert not fits(8, 1000)
-    assert fits(8, 2048, is_swiglu=True)
-    assert not fits(8, 3072, is_swiglu=True)
-    x, weight = torch.empty(8, 256), torch.empty(8, 256)
-    assert not skinny.fits(x, weight, torch.empty(8))
-    assert not skinny.fits(x[:, :128], weight[:, :128].contiguous(), None)
-    monkeypatch.setattr(skinny, "_enabled_rows", 0)
-    assert not fits(8, 1024)
 
 
 @needs_triton
