@@ -13,6 +13,7 @@ from nvcli import LLM, Message
 from nvcli.config import EngineConfig
 from nvcli.errors import InvalidParameterError, UsageError
 from nvcli.types import FinishReason, SamplingParams
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.torch
 
@@ -104,7 +105,11 @@ def test_a_program_may_end_without_closing(end: str, code: int) -> None:
         f"{end}\n"
     )
     run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert (run.returncode, run.stderr) == (code, "")
 

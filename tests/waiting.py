@@ -7,12 +7,23 @@ that would fail anyhow. It has to be longer than any machine that runs the suite
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 PATIENCE_S = 240.0  # below pytest's own limit, so that a test says itself what did not come about
 
 T = TypeVar("T")
+
+
+def limits(first: float = 0.2) -> Iterator[float]:
+    """Time limits to try until one is long enough for what has to come before it is over: a limit
+    is what is tested, and no fixed one suits every machine. Leave the loop with `break`.
+    """
+    limit = first
+    while limit < PATIENCE_S / 2:
+        yield limit
+        limit *= 5
+    raise AssertionError(f"no limit up to {PATIENCE_S / 2:g} s was long enough")
 
 
 def until(condition: Callable[[], T], what: str = "", *, pause_s: float = 0.01) -> T:

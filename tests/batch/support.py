@@ -18,6 +18,7 @@ from nvcli.batch.options import BatchOptions, ProgressMode
 from nvcli.batch.progress import Progress
 from nvcli.config import EngineConfig
 from tests.batch.fake_llm import FakeLLM
+from tests.waiting import PATIENCE_S
 
 RUNNER = Path(__file__).with_name("run_nvcli.py")
 
@@ -61,7 +62,7 @@ def run_process(
     *args: str | Path, fake: dict[str, Any] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        command(*args, fake=fake), capture_output=True, timeout=100, check=False, **options
+        command(*args, fake=fake), capture_output=True, timeout=PATIENCE_S, check=False, **options
     )
 
 

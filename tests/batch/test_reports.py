@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def show(mode: ProgressMode, stream: io.StringIO, seconds: int, *, is_quiet: boo
 def test_a_bar_on_a_terminal_only() -> None:
     text = show(ProgressMode.AUTO, Terminal(), 3)
     assert text.count("\r\x1b[K4/10 records (40 %) · 1 failed") == 4  # the last is the end
-    assert text.endswith(" in 0 s\n")
+    assert re.search(r" in \d+ s\n\Z", text)
     assert show(ProgressMode.AUTO, Terminal(), 3, is_quiet=True) == ""
 
 
@@ -76,8 +77,9 @@ def test_the_time_left_forgets_the_first_wave(first_wave_s: float) -> None:
 def test_held_records_count_as_ended() -> None:
     """One long answer at the head of the order holds back hundreds that are done."""
     counts = Counts(total=400, num_held=200, started=time.monotonic() - 10)
-    assert counts.eta_s is not None
-    assert 9 < counts.eta_s < 11
+    before, found, after = counts.elapsed_s, counts.eta_s, counts.elapsed_s
+    assert found is not None
+    assert before <= found <= after  # half are done
     assert Counts(total=400).eta_s is None
     assert Counts(num_written=5).eta_s is None
     assert Counts(total=400, num_written=5, num_running=100).eta_s is None  # too early to tell

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,15 @@ from nvcli.bench.target import Target, server_flags
 from nvcli.bench.workload import WARM, Arrival, Lengths, Planned, Workload
 from nvcli.errors import UsageError
 from tests.cli.conftest import Cli
+from tests.waiting import PATIENCE_S, until
 
+MS = 1_000_000
 SMALL = Workload(in_len=Lengths.parse("8"), out_len=Lengths.parse("3"))
 
 
-def drive(url: str, load: Load, *, timeout_s: float = 10, workload: Workload = SMALL) -> LoadResult:
+def drive(
+    url: str, load: Load, *, timeout_s: float = PATIENCE_S, workload: Workload = SMALL
+) -> LoadResult:
     async def run() -> LoadResult:
         async with Client(Endpoint(url, "stub"), timeout_s=timeout_s) as client:
             planned = workload.requests(vocab_size=100)
@@ -73,15 +76,19 @@ def test_tokens_are_counted_not_chunks() -> None:
 
 
 def test_open_loop_recovers_the_timetable() -> None:
+    """A busy machine may read late, and then several tokens at once, but never early."""
     times = [0.02 * i for i in range(50)]
-    with stub_server(10, 0, 5) as url:
+    with stub_server(10, 0, 50) as url:
         result = drive(url, Load(times=times))
     assert result.num_planned == 50
     assert {r.status for r in result.records} == {"ok"}
-    found = [metrics.latencies(r) for r in result.records]
-    # the median of a busy machine may be late, never early
-    assert 0.010 <= sorted(v.ttft_service or 0 for v in found)[25] < 0.040
-    assert 0.003 <= sorted(v.tpot or 0 for v in found)[25] < 0.015  # a late first token shortens it
+    for r in result.records:
+        moments = [moment for moment, _ in r.chunks]
+        assert r.s_star_ns <= r.s_ns
+        assert moments[0] - r.s_ns >= 10 * MS
+        assert moments[-1] - r.s_ns >= (10 + 2 * 50) * MS
+        assert r.end_ns == moments[-1]
+    assert any(len(r.chunks) == 3 for r in result.records)  # each token has its own moment
     assert [r.n_out for r in result.records] == [3] * 50
     stars = sorted(r.s_star_ns for r in result.records)
     assert [b - a for a, b in itertools.pairwise(stars)] == [20_000_000] * 49  # the schedule's
@@ -91,10 +98,13 @@ def test_closed_loop_keeps_its_places_busy() -> None:
     with stub_server(20, 0, 0) as url:
         result = drive(url, Load(concurrency=4, num_requests=40))
     assert len(result.records) == result.num_planned == 40
-    events = sorted(
-        [(r.s_ns, 1) for r in result.records] + [(r.end_ns, -1) for r in result.records]
-    )
-    assert max(itertools.accumulate(change for _, change in events)) == 4
+    assert most_at_once(result.records) == 4
+    assert sum(r.end_ns - r.s_ns for r in result.records) <= 4 * result.wall_s * 1e9
+
+
+def most_at_once(records: list[RequestRecord]) -> int:
+    events = sorted([(r.s_ns, 1) for r in records] + [(r.end_ns, -1) for r in records])
+    return max(itertools.accumulate(change for _, change in events))
 
 
 def test_capped_open_loop_counts_the_wait_for_a_place() -> None:
@@ -105,7 +115,7 @@ def test_capped_open_loop_counts_the_wait_for_a_place() -> None:
 
 
 def test_timeout_is_a_record() -> None:
-    with stub_server(500, 0, 0) as url:
+    with stub_server(1e6, 0, 0) as url:
         result = drive(url, Load(concurrency=1, num_requests=1), timeout_s=0.05)
     assert [(r.status, r.chunks) for r in result.records] == [("timeout", [])]
 
@@ -145,7 +155,7 @@ def test_strict_endpoint_gets_openai_s_fields_only() -> None:
     assert endpoint.body(chat)[0] == "/v1/chat/completions"
 
     async def run(url: str) -> float:
-        async with Client(Endpoint(url, "stub"), timeout_s=5) as client:
+        async with Client(Endpoint(url, "stub"), timeout_s=PATIENCE_S) as client:
             return await probe(client, planned)
 
     with stub_server(0, 0, 0) as url:
@@ -162,9 +172,9 @@ def test_serve_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatc
         result = cli("bench", "serve", f"{url}/v1", *flags, "--json")
     assert result.code in (0, 6), result.err
     found = json.loads(result.out, parse_constant=pytest.fail)
-    assert found["counts"]["ok"] > 3  # a second, on a machine that may be busy
+    assert found["counts"]["ok"] >= 2  # each place sends, however short a second may be
     assert found["tpot_ms"]["mean"] is None  # one token
-    assert found["client"]["ceiling_requests_per_s"] > 50
+    assert found["client"]["ceiling_requests_per_s"] > 0
     assert cli("bench", "report", "last").out
 
 
@@ -176,8 +186,11 @@ def test_sweep_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert result.code in (0, 6), result.err
     found = json.loads(result.out, parse_constant=pytest.fail)
     assert [p["load"] for p in found["points"]] == [f"closed loop, c = {n}" for n in (1, 2, 4)]
-    rates = [p["requests_per_s"] for p in found["points"]]
-    assert rates[2] > 2 * rates[0]  # a stub has no limit
+    runs = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    one, two, four = (most_at_once(run.requests) for run in runs)
+    assert one == 1
+    assert two <= 2
+    assert 1 < four <= 4
     assert found["fit"]["x1"] > 0
 
 
@@ -243,10 +256,10 @@ def test_until_ci_ends_a_steady_run_and_is_judged(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     flags = ["-c", "2", "--in-len", "4", "--out-len", "4", "--json"]
     with stub_server(10, 0, 2) as url:
-        result = cli("bench", "serve", url, *flags, "--until-ci", "40%")
+        result = cli("bench", "serve", url, *flags, "--until-ci", "90%")
         found = json.loads(result.out, parse_constant=pytest.fail)
         assert found["until_ci"]["reached"], found["until_ci"]
-        assert found["window"]["total_s"] < 60
+        assert found["window"]["total_s"] < precision.LONGEST_S
         result = cli("bench", "serve", url, *flags, "--until-ci", "0.001%", "--duration", "2s")
     assert result.code == 6
     found = json.loads(result.out, parse_constant=pytest.fail)
@@ -270,10 +283,9 @@ def test_a_look_ends_the_sending_and_nothing_that_runs() -> None:
     look = Always({"load": {"mode": "closed", "concurrency": 40, "text": "c"}})
     look._next = 0.0
     with stub_server(20, 0, 0) as url:
-        result = drive(url, Load(concurrency=40, duration_s=60, looks=[look]))
+        result = drive(url, Load(concurrency=40, duration_s=3600, looks=[look]))
     assert {r.status for r in result.records} == {"ok"}
     assert len(result.records) == result.num_planned >= precision.MIN_REQUESTS
-    assert result.wall_s < 20
 
 
 def test_half_widths_of_intervals() -> None:
@@ -285,18 +297,21 @@ def test_half_widths_of_intervals() -> None:
 
 
 def test_requests_that_wait_for_a_place_at_ctrl_c_are_samples() -> None:
-    """One place, held for 10 s; three more were due when it ends."""
+    """One place, which is held; three more were due when it ends."""
 
     async def run(url: str) -> LoadResult:
-        async with Client(Endpoint(url, "stub"), timeout_s=60) as client:
+        async with Client(Endpoint(url, "stub"), timeout_s=1e6) as client:
             planned = SMALL.requests(vocab_size=100)
-            load = Load(times=[0.0, 0.01, 0.02, 0.03, 50.0], cap=1)
-            task = asyncio.create_task(LoadRun(client, load, planned, lambda r: None).run())
-            await asyncio.sleep(0.4)
+            load = Load(times=[0.0, 0.01, 0.02, 0.03, 3600.0], cap=1)
+            running = LoadRun(client, load, planned, lambda r: None)
+            task = asyncio.create_task(running.run())
+            while not running._live:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)  # the others were due within 0.03 s of the one that is sent
             task.cancel()
             return await task
 
-    with stub_server(10_000, 0, 0) as url:
+    with stub_server(1e6, 0, 0) as url:
         result = asyncio.run(run(url))
     assert result.was_interrupted
     assert result.num_planned == len(result.records) == 4
@@ -377,7 +392,7 @@ def test_kill_9_of_the_parent_leaves_no_child() -> None:
     """S5: the stub sees its input close."""
     code = (
         "import time\nfrom nvcli.bench.children import stub_server\n"
-        "with stub_server(0, 0, 0) as url:\n    print(url, flush=True)\n    time.sleep(60)"
+        "with stub_server(0, 0, 0) as url:\n    print(url, flush=True)\n    time.sleep(3600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -385,11 +400,8 @@ def test_kill_9_of_the_parent_leaves_no_child() -> None:
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 20
     listening = f":{port:04X} 00000000:0000 0A"  # another's connection may have the port
-    while listening in Path("/proc/net/tcp").read_text():
-        assert time.monotonic() < deadline, "the stub still listens"
-        time.sleep(0.05)
+    until(lambda: listening not in Path("/proc/net/tcp").read_text(), "the stub has ended")
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
@@ -400,7 +412,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     stored = tmp_path / "nvcli" / "bench"
     with stub_server(20, 0, 5) as url:
-        flags = ["-c", "2", "--duration", "60s", "--in-len", "4", "--out-len", "3"]
+        flags = ["-c", "2", "--duration", "1h", "--in-len", "4", "--out-len", "3"]
         run = subprocess.Popen(
             [sys.executable, "-c", code, "bench", "serve", url, *flags],
             env=environment,
@@ -408,12 +420,13 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        deadline = time.monotonic() + 60
-        while not any(p.read_text().count('"request"') > 20 for p in stored.glob("*.jsonl")):
-            assert time.monotonic() < deadline, "nothing was measured"
-            time.sleep(0.05)
+
+        def is_measured() -> bool:
+            return any(p.read_text().count('"request"') > 20 for p in stored.glob("*.jsonl"))
+
+        until(lambda: is_measured() or run.poll() is not None, "something is measured")
         run.send_signal(signal.SIGINT)
-        out, err = run.communicate(timeout=30)
+        out, err = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 130, err
     assert "interrupted: these are the samples until then" in out
     assert err.count("\n") == 1

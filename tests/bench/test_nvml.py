@@ -14,6 +14,7 @@ from nvcli.bench.record import Run
 from nvcli.bench.server_side import counter_rate
 from nvcli.bench.summary import summarize
 from tests.bench.runs import HEADER, MS, closed_loop
+from tests.waiting import until
 
 
 class NVMLError(Exception):
@@ -139,10 +140,10 @@ def test_without_it_there_is_nothing(fake: FakeNvml, broken: str) -> None:
 
 def test_sampler_reads_beside_the_run(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "SAMPLE_S", 0.01)
+    samples: list[dict[str, float]] = []
     with nvml.Sampler(count=2) as sampler:
-        time.sleep(0.1)
-    samples = sampler.take()
-    assert len(samples) >= 2
+        until(lambda: samples.extend(sampler.take()) or len(samples) >= 2, "two samples")
+    sampler.take()
     assert {s["power_w"] for s in samples} == {800.0}
     assert sampler.take() == []
     assert not fake.is_open

@@ -20,6 +20,7 @@ from nvcli.cli import app, chat
 from nvcli.models.resolve import demo_folder
 from nvcli.repl.session import Session
 from nvcli.types import FinishReason
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.torch
 
@@ -188,7 +189,7 @@ def test_real_process_answers_and_says_what_it_is_only_on_a_terminal() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (run.returncode, run.stdout) == (0, "The capital of France is Paris.\n")
@@ -235,10 +236,10 @@ def test_the_wheel_holds_the_model_and_chats(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     wheels, target = tmp_path / "wheels", tmp_path / "site"
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True, timeout=100)
+    subprocess.run(build, check=True, capture_output=True, timeout=PATIENCE_S)
     (wheel,) = wheels.glob("nvcli-*.whl")
     install = [*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
-    subprocess.run(install, check=True, capture_output=True, timeout=100)
+    subprocess.run(install, check=True, capture_output=True, timeout=PATIENCE_S)
     # The dependencies come from this environment; nvcli itself only from the wheel.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), _site_packages()])}
     where = "import nvcli, sys; sys.stdout.write(nvcli.__file__)"
@@ -258,7 +259,7 @@ def test_the_wheel_holds_the_model_and_chats(tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (answer.returncode, answer.stdout) == (0, "The capital of Peru is Lima.\n")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "batch.md").read_text("utf-8")
 
@@ -40,7 +42,7 @@ def run(title: str, folder: Path) -> str:
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NVCLI_ATTACH": "never"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

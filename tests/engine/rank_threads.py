@@ -21,6 +21,7 @@ from nvcli.engine.plan_record import PlanMirror, encode_plan
 from nvcli.engine.step import StepPlan, StepResult
 from nvcli.models.config import ModelConfig
 from nvcli.parallel import TPGroup, find_store, make_store
+from tests.waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
 
@@ -47,7 +48,7 @@ class RankThreads:
     def everywhere(self, work: Callable[[int], Any]) -> list[Any]:
         """Run it on all ranks at once; their results."""
         futures: list[Future[Any]] = [p.submit(work, i) for i, p in enumerate(self._pools)]
-        return [future.result(timeout=60) for future in futures]
+        return [future.result(timeout=PATIENCE_S) for future in futures]
 
     @property
     def max_num_seqs(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +15,7 @@ from nvcli.engine.engine_thread import EngineThread
 from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError
 from nvcli.types import FinishReason, RequestOutput, SamplingParams, fold_outputs
 from tests.scripted_device import ScriptedDevice
+from tests.waiting import PATIENCE_S
 
 
 def make_engine(**device: object) -> Engine:
@@ -36,7 +38,7 @@ def make_request(request_id: str = "a", max_tokens: int = 5, n: int = 1) -> Requ
 def drain(outputs: queue.SimpleQueue[list[RequestOutput]], num_open: int = 1) -> RequestOutput:
     deltas: list[RequestOutput] = []
     while num_open:
-        for output in outputs.get(timeout=10):
+        for output in outputs.get(timeout=PATIENCE_S):
             deltas.append(output)
             num_open -= output.is_finished
     return fold_outputs(deltas)
@@ -58,13 +60,25 @@ def test_invalid_request_raises_in_the_caller() -> None:
     thread.close()
 
 
-def test_request_id_in_use_ends_the_second_with_an_error_for_each_of_n() -> None:
-    thread = EngineThread(make_engine(max_model_len=100_000, num_blocks=100_000))
+def test_request_id_in_use_ends_the_second_with_an_error_for_each_of_n(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(max_model_len=100_000, num_blocks=100_000)
+    both_are_there = threading.Event()
+    step = engine.step
+
+    def held_step(deliver: Callable[[list[RequestOutput]], None]) -> None:
+        assert both_are_there.wait(PATIENCE_S)
+        step(deliver)
+
+    monkeypatch.setattr(engine, "step", held_step)
+    thread = EngineThread(engine)
     first: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
     second: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
     thread.submit(make_request(max_tokens=400), first.put)
     thread.submit(make_request(n=3), second.put)
-    errors = second.get(timeout=10)
+    both_are_there.set()
+    errors = second.get(timeout=PATIENCE_S)
     assert [(o.index, o.finish_reason) for o in errors] == [
         (0, FinishReason.ERROR),
         (1, FinishReason.ERROR),
@@ -78,7 +92,7 @@ def test_abort_ends_a_running_request() -> None:
     thread = EngineThread(make_engine())
     outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
     thread.submit(make_request(max_tokens=400), outputs.put)
-    outputs.get(timeout=10)
+    outputs.get(timeout=PATIENCE_S)
     thread.abort("a")
     assert drain(outputs).finish_reason in (FinishReason.ABORT, FinishReason.LENGTH)
     thread.abort("a")
@@ -96,7 +110,7 @@ def test_close_ends_open_requests_and_refuses_new_ones() -> None:
         seen.set()
 
     thread.submit(make_request(max_tokens=400), sink)
-    assert seen.wait(10)
+    assert seen.wait(PATIENCE_S)
     thread.close()
     thread.close()
     assert outputs[-1].is_finished
@@ -135,7 +149,7 @@ def test_an_engine_that_dies_while_adding_tells_that_request_too(
     thread = EngineThread(engine)
     outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
     thread.submit(make_request(n=2), outputs.put)
-    errors = outputs.get(timeout=10)
+    errors = outputs.get(timeout=PATIENCE_S)
     assert [(o.index, o.finish_reason) for o in errors] == [
         (0, FinishReason.ERROR),
         (1, FinishReason.ERROR),
@@ -201,9 +215,7 @@ def test_leaving_an_async_stream_aborts_the_request() -> None:
             stream = async_engine.stream(make_request(max_tokens=400))
             await anext(stream)
             await stream.aclose()  # type: ignore[attr-defined]
-            for _ in range(200):
-                if not engine.has_unfinished:
-                    break
+            while engine.has_unfinished:
                 await asyncio.sleep(0.01)
             return engine.stats().num_free_blocks
 

@@ -18,6 +18,7 @@ import pytest
 
 from nvcli.errors import ModelNotFoundError
 from nvcli.models.resolve import demo_folder, resolve_model
+from tests.waiting import PATIENCE_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -109,7 +110,7 @@ def resolve_in_process(name: str, **env: str) -> subprocess.CompletedProcess[str
         env={"PATH": "/usr/bin:/bin", "HF_HUB_DISABLE_TELEMETRY": "1", **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -192,7 +193,7 @@ def test_models_pull_shows_progress_and_prints_the_folder(hub: str, tmp_path: Pa
             env={"PATH": "/usr/bin:/bin", "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
 

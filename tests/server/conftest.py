@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,11 +19,34 @@ from nvcli.server.http_protocol import GuardedProtocol
 from nvcli.server.run import listen
 from nvcli.text import Tokenizer
 from tests.server.scripted_llm import Script, ScriptedLLM, make_tokenizer
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("server-tokenizer"))
+
+
+class Server(uvicorn.Server):
+    """Ends at once when it is told to, and leaves no connection to the garbage collector."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_told = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # the headers of every reply
+        await self.is_told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for sock in sockets or ():
+            sock.close()
+        while connections := self.server_state.connections:
+            for connection in [*connections]:
+                connection.transport.abort()
+            await asyncio.sleep(0)
 
 
 class Served:
@@ -37,22 +60,30 @@ class Served:
         settings = uvicorn.Config(
             self.app, log_config=None, access_log=False, lifespan="off", http=GuardedProtocol
         )
-        self._server = uvicorn.Server(settings)
+        self._server = Server(settings)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.client = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
-        deadline = time.monotonic() + 10
-        while not self._server.started and time.monotonic() < deadline:
-            time.sleep(0.005)
+        self.client = httpx.Client(  # a context of TLS takes a tenth of a second to make
+            base_url=self.url, timeout=PATIENCE_S, trust_env=False, verify=False
+        )
+        until(lambda: self._server.started or not self._thread.is_alive(), pause_s=0.002)
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._server.serve(sockets=[self._socket])
+
+    def connections(self) -> list[Any]:
+        """The transports of the clients that are connected now."""
+        return [connection.transport for connection in self._server.server_state.connections]
 
     def close(self) -> None:
         self.client.close()
-        self._server.should_exit = True
-        self._server.force_exit = True
-        self._thread.join(10)
+        self._loop.call_soon_threadsafe(self._server.is_told.set)
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
         self.app.state.mcp.close()
         self.llm.close()
 
@@ -79,13 +110,18 @@ class Served:
         assert events[-1] == "[DONE]"
         return events[:-1]
 
-    def wait_idle(self, seconds: float = 5.0) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if self.llm.is_idle() and self.app.state.bridge.num_open == 0:
-                return
-            time.sleep(0.002)
-        raise AssertionError(f"not idle: {self.llm.stats()}, {self.app.state.bridge.num_open}")
+    def wait_idle(self) -> None:
+        """Until the engine holds nothing."""
+        until(
+            lambda: self.llm.is_idle() and self.app.state.bridge.num_open == 0,
+            f"the server is idle: {self.llm.stats()}, {self.app.state.bridge.num_open}",
+            pause_s=0.002,
+        )
+
+    def wait_left(self) -> None:
+        """Until the server has seen that its clients left, and holds nothing of theirs."""
+        until(lambda: self.app.state.num_requests == 0, "no request is on its way")
+        self.wait_idle()
 
 
 DEFAULTS: dict[str, Any] = {

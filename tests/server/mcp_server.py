@@ -1,16 +1,18 @@
-"""An MCP server of every kind: `python mcp_server.py KIND [FOLDER | PORT]`.
+"""An MCP server of every kind: `python mcp_server.py KIND [FOLDER]`.
 
-good: behaves. slow: takes a second for everything. crash: ends at its first call of `crash`.
-dumb: reads and never answers. garbage: no JSON. wrong: JSON-RPC of the wrong shape. http: `good`
-over HTTP at PORT.
+good: behaves. held: multiplies only once there is a file `go` in the folder. dumb: reads and never
+answers. garbage: no JSON. wrong: JSON-RPC of the wrong shape. http: `good` over HTTP, at the port
+that it prints.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 KIND = sys.argv[1]
 
@@ -31,6 +33,14 @@ def wrong() -> None:
         sys.stdout.flush()
 
 
+def serve_http(app: Any) -> None:
+    import uvicorn
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(listener.getsockname()[1], flush=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])
+
+
 def proper() -> None:
     from mcp.server import MCPServer
     from mcp.types import ToolAnnotations
@@ -40,8 +50,8 @@ def proper() -> None:
     @server.tool()
     def multiply(a: int, b: int) -> int:
         """Multiply two whole numbers."""
-        if KIND == "slow":
-            time.sleep(1)
+        while KIND == "held" and not (Path(sys.argv[2]) / "go").exists():
+            time.sleep(0.01)
         return a * b
 
     @server.tool(annotations=ToolAnnotations(read_only_hint=True))
@@ -64,8 +74,8 @@ def proper() -> None:
         """Give far too much."""
         return "x" * 1_000_000
 
-    if len(sys.argv) > 2 and KIND == "http":
-        server.run("streamable-http", port=int(sys.argv[2]))
+    if KIND == "http":
+        serve_http(server.streamable_http_app())
     else:
         if len(sys.argv) > 2:
             (Path(sys.argv[2]) / f"{KIND}-{os.getpid()}").touch()

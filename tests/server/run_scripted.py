@@ -1,7 +1,8 @@
 """Runs the server over a scripted engine as a process: `python -m tests.server.run_scripted JSON`.
 
-Keys: the fields of `ServerConfig`, and `answer`, `delay_s`, `load_s`, `load_error`,
-`is_remote`: the engine has a process of its own.
+Keys: the fields of `ServerConfig`, and `answer`, `delay_s`, `load_error`, `is_remote`: the engine
+has a process of its own; `load_gate`, `answer_gate`: a file that loading, that the first step waits
+for.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,20 @@ from nvcli.server.config import ServerConfig
 from nvcli.server.remote_engine import RemoteEngine
 from nvcli.server.run import serve
 from tests.server.scripted_llm import ScriptedLLM, make_tokenizer
+from tests.waiting import until
+
+
+def open_gate(llm: ScriptedLLM, file: Path) -> None:
+    until(file.exists)
+    llm.device.gate.set()
 
 
 def main() -> int:
     options: dict[str, Any] = json.loads(sys.argv[1])
     answer = options.pop("answer", "Hello!")
     delay_s = options.pop("delay_s", 0.0)
-    load_s = options.pop("load_s", 0.0)
+    load_gate = options.pop("load_gate", None)
+    answer_gate = options.pop("answer_gate", None)
     load_error = options.pop("load_error", None)
     is_remote = options.pop("is_remote", False)
     for name in ("uds", "ready_file", "attach_socket"):
@@ -33,7 +41,8 @@ def main() -> int:
             options[name] = Path(options[name])
 
     def load() -> ScriptedLLM | RemoteEngine:
-        time.sleep(load_s)
+        if load_gate is not None:
+            until(Path(load_gate).exists)
         if is_remote:
             model = json.dumps({"answer": answer, "delay_s": delay_s})
             return RemoteEngine(EngineConfig(model=model), worker="tests.server.scripted_worker")
@@ -41,7 +50,11 @@ def main() -> int:
             raise ModelError(load_error)
         tokenizer = make_tokenizer(Path(tempfile.mkdtemp()))
         token_ids = tokenizer.encode(answer)
-        return ScriptedLLM(tokenizer, lambda _: token_ids, delay_s=delay_s)
+        llm = ScriptedLLM(tokenizer, lambda _: token_ids, delay_s=delay_s)
+        if answer_gate is not None:
+            llm.device.gate.clear()
+            threading.Thread(target=open_gate, args=(llm, Path(answer_gate)), daemon=True).start()
+        return llm
 
     def tell(text: str) -> None:
         print(text, flush=True)

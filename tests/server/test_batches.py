@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from openai import OpenAI
 
 from nvcli.server.config import ServerConfig
 from tests.server.conftest import Serve, Served
+from tests.waiting import until
 
 CHAT = "/v1/chat/completions"
 
@@ -56,14 +56,19 @@ def run_batch(client: OpenAI, data: bytes, endpoint: Any = CHAT, **options: Any)
     return wait_for(client, batch.id)
 
 
-def wait_for(client: OpenAI, batch_id: str, seconds: float = 20) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+def wait_for(client: OpenAI, batch_id: str) -> Any:
+    def ended() -> Any:
         batch = client.batches.retrieve(batch_id)
-        if batch.status in ("completed", "failed", "cancelled", "expired"):
-            return batch
-        time.sleep(0.02)
-    raise AssertionError(batch)
+        return batch if batch.status in ("completed", "failed", "cancelled", "expired") else None
+
+    return until(ended, "the batch ends")
+
+
+def wait_completed(client: OpenAI, batch_id: str, count: int) -> None:
+    def is_so_far() -> bool:
+        return bool(client.batches.retrieve(batch_id).request_counts.completed >= count)
+
+    until(is_so_far, f"{count} requests are completed")
 
 
 def lines_of(client: OpenAI, file_id: str) -> list[Any]:
@@ -237,14 +242,13 @@ def test_bad_batches(serve: Serve, tmp_path: Path) -> None:
 
 def test_cancel_keeps_what_is_done(serve: Serve, client_of: Any, tmp_path: Path) -> None:
     config = ServerConfig(storage=tmp_path)
-    served = serve("x" * 40, config=config, delay_s=0.005, max_num_seqs=2)
+    served = serve("x" * 40, config=config, delay_s=0.02, max_num_seqs=2)
     client = client_of(served)
     file = client.files.create(
         file=("in.jsonl", as_jsonl([line(str(i)) for i in range(40)])), purpose="batch"
     )
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    while client.batches.retrieve(batch.id).request_counts.completed < 2:
-        time.sleep(0.01)
+    wait_completed(client, batch.id, 2)
     assert served.chat()["choices"]  # others are answered beside it
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
     done = wait_for(client, batch.id)
@@ -258,14 +262,13 @@ def test_cancel_keeps_what_is_done(serve: Serve, client_of: Any, tmp_path: Path)
 
 def test_a_restarted_server_goes_on(serve: Serve, client_of: Any, tmp_path: Path) -> None:
     config = ServerConfig(storage=tmp_path)
-    first = serve("x" * 30, config=config, delay_s=0.005, max_num_seqs=2)
+    first = serve("x" * 30, config=config, delay_s=0.02, max_num_seqs=2)
     client = client_of(first)
     file = client.files.create(
         file=("in.jsonl", as_jsonl([line(str(i)) for i in range(30)])), purpose="batch"
     )
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    while client.batches.retrieve(batch.id).request_counts.completed < 3:
-        time.sleep(0.01)
+    wait_completed(client, batch.id, 3)
     first.app.state.batches.stop()
     first.wait_idle()
     second = serve("x" * 30, config=config)

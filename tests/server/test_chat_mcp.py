@@ -10,7 +10,6 @@ import pytest
 
 from tests.server.conftest import DEFAULTS, Serve, Served
 from tests.server.test_mcp import Turns, call, prompt_of, serve_mcp, tool, turns
-from tests.server.test_responses import wait_until
 
 pytest.importorskip("mcp")
 CHAT = "/v1/chat/completions"
@@ -93,10 +92,9 @@ def test_limits(serve: Serve, turns: Turns, tmp_path: Path) -> None:
 def test_a_server_that_crashes_or_cannot_be_used(
     serve: Serve, turns: Turns, tmp_path: Path
 ) -> None:
-    served = serve_mcp(
-        serve, turns(call("crash"), "Sorry."), tmp_path, "good", "garbage", mcp_timeout=5.0
-    )
+    served = serve_mcp(serve, turns(call("crash"), "Sorry."), tmp_path, "good", "garbage")
     assert both(served, tools=[tool("good")])[0]["choices"][0]["message"]["content"] == "Sorry."
+    served.app.state.mcp._timeout_s = 1.0
     body = {**DEFAULTS, "tools": [tool("garbage")]}
     response = served.post(CHAT, body)
     assert response.status_code == 424
@@ -106,13 +104,13 @@ def test_a_server_that_crashes_or_cannot_be_used(
 
 
 def test_leaving_ends_it(serve: Serve, turns: Turns, tmp_path: Path) -> None:
-    served = serve_mcp(serve, turns(call("multiply", '{"a": 2, "b": 3}'), "x"), tmp_path, "slow")
-    body = {**DEFAULTS, "stream": True, "tools": [tool("slow")]}
+    script = turns("Let me see." + call("multiply", '{"a": 2, "b": 3}'), "x")
+    served = serve_mcp(serve, script, tmp_path, "held")
+    body = {**DEFAULTS, "stream": True, "tools": [tool("held")]}
     with served.client.stream("POST", CHAT, json=body) as response:
         next(response.iter_lines())
-    wait_until(lambda: served.app.state.num_requests == 0)
-    served.wait_idle()
-    assert len(served.llm.requests) <= 1
+    served.wait_left()
+    assert len(served.llm.requests) == 1
 
 
 @pytest.mark.parametrize(

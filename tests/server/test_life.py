@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import DEFAULTS
+from tests.waiting import PATIENCE_S, until
 
 CHAT = "/v1/chat/completions"
 
@@ -26,6 +27,7 @@ CHAT = "/v1/chat/completions"
 class Process:
     def __init__(self, ready_file: Path, options: dict[str, Any]) -> None:
         self.ready_file = ready_file
+        self.answer = ""
         options = {"ready_file": str(ready_file), **options}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.server.run_scripted", json.dumps(options)],
@@ -35,19 +37,36 @@ class Process:
         )
 
     def wait_ready(self) -> dict[str, Any]:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and self.process.poll() is None:
-            if self.ready_file.exists():
-                value: dict[str, Any] = json.loads(self.ready_file.read_text())
-                return value
-            time.sleep(0.02)
-        raise AssertionError(self.process.communicate()[0])
+        until(lambda: self.ready_file.exists() or self.process.poll() is not None, "it is ready")
+        assert self.process.poll() is None, self.process.communicate()[0]
+        value: dict[str, Any] = json.loads(self.ready_file.read_text())
+        return value
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.wait_ready()["url"], timeout=30, trust_env=False)
+        url = self.wait_ready()["url"]
+        return httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False)
+
+    def ask(self, client: httpx.Client) -> threading.Thread:
+        """Start a stream that another client sees to be on its way; its text is `self.answer`."""
+
+        def post() -> None:
+            with contextlib.suppress(httpx.HTTPError):  # the server may end before its answer
+                self.answer = client.post(CHAT, json={**DEFAULTS, "stream": True}).text
+
+        thread = threading.Thread(target=post)
+        thread.start()
+        is_open = 'nvcli:open_sequences{model_name="scripted"} 1.0'
+        with self.client() as other:
+            until(lambda: is_open in other.get("/metrics").text, "the request runs")
+        return thread
+
+    def signal_and_see(self, number: int, client: httpx.Client) -> None:
+        """Send a signal, and wait until the server has taken it."""
+        self.process.send_signal(number)
+        until(lambda: client.get("/health").status_code == 503, "the server drains")
 
     def end(self) -> tuple[int, str]:
-        out, _ = self.process.communicate(timeout=60)
+        out, _ = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, out
 
 
@@ -70,29 +89,23 @@ def start(tmp_path: Path) -> Iterator[Start]:
             process.process.communicate()
 
 
-def test_ready_then_drain_then_exit_0(start: Start) -> None:
-    process = start(answer="x" * 60, delay_s=0.03)
+def test_ready_then_drain_then_exit_0(start: Start, tmp_path: Path) -> None:
+    process = start(answer="x" * 60, answer_gate=str(tmp_path / "gate"))
     ready = process.wait_ready()
     assert ready["pid"] == process.process.pid
     assert ready["model"] == "scripted"
-    replies: list[httpx.Response] = []
     with process.client() as client, process.client() as other:
         assert other.get("/health").status_code == 200
-        body = {**DEFAULTS, "stream": True}
-        thread = threading.Thread(target=lambda: replies.append(client.post(CHAT, json=body)))
-        thread.start()
-        while 'nvcli:open_sequences{model_name="scripted"} 1.0' not in other.get("/metrics").text:
-            time.sleep(0.01)
-        process.process.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+        thread = process.ask(client)
+        process.signal_and_see(signal.SIGTERM, other)
         refused = other.post(CHAT, json=DEFAULTS)
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
-        assert other.get("/health").status_code == 503
         assert other.get("/live").status_code == 200
+        (tmp_path / "gate").touch()
         thread.join()
-    assert replies[0].text.endswith("data: [DONE]\n\n")
-    assert '"finish_reason":"stop"' in replies[0].text
+    assert process.answer.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"stop"' in process.answer
     code, out = process.end()
     assert code == 0
     assert "serving scripted on http://127.0.0.1:" in out
@@ -100,49 +113,52 @@ def test_ready_then_drain_then_exit_0(start: Start) -> None:
 
 
 def test_the_drain_has_a_timeout(start: Start) -> None:
-    process = start(answer="x" * 400, delay_s=0.05, drain_timeout=0.3)
+    process = start(answer_gate="/nowhere", drain_timeout=0.3)  # the answer never comes
     with process.client() as client:
-        body = {**DEFAULTS, "stream": True}
-        with client.stream("POST", CHAT, json=body) as response:
-            pieces = response.iter_raw()
-            next(pieces)
-            began = time.monotonic()
-            process.process.send_signal(signal.SIGTERM)
-            code, out = process.end()
+        thread = process.ask(client)
+        process.process.send_signal(signal.SIGTERM)
+        code, out = process.end()
+        thread.join()
     assert code == 0
-    assert time.monotonic() - began < 15
     assert "1 requests did not end in time" in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(start: Start, number: signal.Signals) -> None:
-    process = start(answer="x" * 400, delay_s=0.05)
-    with process.client() as client:
-        body = {**DEFAULTS, "stream": True}
-        with client.stream("POST", CHAT, json=body) as response:
-            pieces = response.iter_raw()
-            next(pieces)
-            process.process.send_signal(number)
-            time.sleep(0.2)
-            process.process.send_signal(number)
-            code, _ = process.end()
+    process = start(answer_gate="/nowhere", drain_timeout=1e6)
+    with process.client() as client, process.client() as other:
+        thread = process.ask(client)
+        process.signal_and_see(number, other)
+        process.process.send_signal(number)
+        code, _ = process.end()
+        thread.join()
     assert code == 128 + number
     assert not process.ready_file.exists()
 
 
-def test_a_signal_while_loading_ends(start: Start) -> None:
-    process = start(load_s=60)
-    time.sleep(2.5)
+def test_a_signal_while_loading_ends(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "serve.sock"
+    process = start(uds=str(path), load_gate="/nowhere")
+    with client_of(path) as client:
+        wait_listening(path)
+        assert client.get("/health").status_code == 503
     process.process.send_signal(signal.SIGTERM)
     assert process.end()[0] == 0
 
 
+def client_of(path: Path) -> httpx.Client:
+    transport = httpx.HTTPTransport(uds=str(path))
+    return httpx.Client(base_url="http://x", transport=transport, timeout=PATIENCE_S)
+
+
 def wait_listening(path: Path) -> None:
-    for _ in range(500):
+    def listens() -> bool:
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.connect(str(path))
-            return
-        time.sleep(0.02)
+            return True
+        return False
+
+    until(listens, f"somebody listens at {path}")
 
 
 def test_a_unix_socket_answers_while_loading(start: Start, tmp_path: Path) -> None:
@@ -150,15 +166,15 @@ def test_a_unix_socket_answers_while_loading(start: Start, tmp_path: Path) -> No
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))
     stale.close()
-    process = start(uds=str(path), load_s=1.5)
-    transport = httpx.HTTPTransport(uds=str(path))
-    with httpx.Client(base_url="http://x", transport=transport, timeout=30) as client:
+    process = start(uds=str(path), load_gate=str(tmp_path / "gate"))
+    with client_of(path) as client:
         wait_listening(path)
         response = client.get("/health")
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "not_ready"
         assert client.post(CHAT, json=DEFAULTS).status_code == 503
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        (tmp_path / "gate").touch()
         process.wait_ready()
         assert client.post(CHAT, json=DEFAULTS).status_code == 200
     second = start(uds=str(path))
@@ -201,18 +217,14 @@ def test_an_engine_of_its_own_lives_and_dies_with_the_server(
         assert value["choices"][0]["message"]["content"] == "Hello!"
     process.process.send_signal(number)
     assert process.end()[0] == (0 if number == signal.SIGTERM else -9)
-    deadline = time.monotonic() + 10
-    while is_running(child):
-        assert time.monotonic() < deadline, "the engine outlived its server"
-        time.sleep(0.05)
+    until(lambda: not is_running(child), "the engine ends with its server")
 
 
 def test_a_second_door_for_attach(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "nvcli" / "serve.sock"
     first = start(attach_socket=str(path))
     first.wait_ready()
-    transport = httpx.HTTPTransport(uds=str(path))
-    with httpx.Client(base_url="http://x", transport=transport) as client, first.client() as other:
+    with client_of(path) as client, first.client() as other:
         assert client.get("/v1/models").json() == other.get("/v1/models").json()
     second = start(attach_socket=str(path))  # the door is taken: it serves without
     second.wait_ready()
@@ -234,7 +246,7 @@ def test_a_port_in_use_is_told_before_loading() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         command = [sys.executable, "-m", "nvcli", "serve", "--port", port, "-m", "/nowhere"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert done.stderr.startswith(f"nvcli: 127.0.0.1:{port} is in use by another process")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from nvcli.server.config import ServerConfig
 from nvcli.text import Tokenizer
 from tests.server.conftest import Serve, Served, parse_events
 from tests.server.scripted_llm import Script
+from tests.waiting import PATIENCE_S, limits
 
 pytest.importorskip("mcp")
 PATH = "/v1/responses"
@@ -106,7 +106,7 @@ def kinds(response: dict[str, Any]) -> list[str]:
 
 
 def serve_mcp(serve: Serve, script: Script, folder: Path, *names: str, **more: Any) -> Served:
-    config = ServerConfig(mcp_file=write(folder, *names), **{"mcp_timeout": 20.0, **more})
+    config = ServerConfig(mcp_file=write(folder, *names), **{"mcp_timeout": PATIENCE_S, **more})
     return serve(script, config=config, max_model_len=8192, num_blocks=2048)
 
 
@@ -274,21 +274,28 @@ def test_limits_of_calls_and_tokens(serve: Serve, turns: Turns, tmp_path: Path) 
 
 
 def test_a_slow_server(serve: Serve, turns: Turns, tmp_path: Path) -> None:
-    served = serve_mcp(serve, turns(call("multiply", '{"a": 2, "b": 3}'), "ok"), tmp_path, "slow")
-    assert create(served, tools=[tool("slow")])["output"][1]["output"] == "6"
+    served = serve_mcp(serve, turns(call("multiply", '{"a": 2, "b": 3}'), "ok"), tmp_path, "held")
+    threading.Timer(1.0, (tmp_path / "go").touch).start()
+    assert create(served, tools=[tool("held")])["output"][1]["output"] == "6"
 
 
 def test_a_server_that_is_too_slow(serve: Serve, turns: Turns, tmp_path: Path) -> None:
     """The call fails, the response does not; the server is asked again later."""
     script = turns(call("multiply", '{"a": 2, "b": 3}'), "ok")
-    served = serve_mcp(serve, script, tmp_path, "slow")
-    create(served, tools=[tool("slow")])
-    served.app.state.mcp._timeout_s = 0.3
-    final = check(stream(served, tools=[tool("slow")]))
-    assert final["status"] == "completed"
-    assert final["output"][1]["error"] == "it did not answer in 0.3 s"
-    served.app.state.mcp._timeout_s = 20.0
-    assert create(served, tools=[tool("slow")])["output"][1]["output"] == "6"
+    served = serve_mcp(serve, script, tmp_path, "held")
+    go = tmp_path / "go"
+    go.touch()
+    create(served, tools=[tool("held")])  # it runs
+    go.unlink()
+    for limit in limits():
+        served.app.state.mcp._timeout_s = limit
+        final = check(stream(served, tools=[tool("held")]))
+        if final["status"] == "completed":  # its tools were listed in time
+            break
+    assert final["output"][1]["error"] == f"it did not answer in {limit:g} s"
+    served.app.state.mcp._timeout_s = PATIENCE_S
+    go.touch()
+    assert create(served, tools=[tool("held")])["output"][1]["output"] == "6"
 
 
 def test_a_server_that_crashes(serve: Serve, turns: Turns, tmp_path: Path) -> None:
@@ -306,7 +313,7 @@ def test_a_server_that_talks_nonsense(
     serve: Serve, turns: Turns, tmp_path: Path, kind: str
 ) -> None:
     """OpenAI's 424; a stream tells of it in events. The engine was not troubled."""
-    served = serve_mcp(serve, turns("x"), tmp_path, kind, mcp_timeout=2.0)
+    served = serve_mcp(serve, turns("x"), tmp_path, kind, mcp_timeout=1.0)
     body = {"model": "scripted", "input": "hi", "tools": [tool(kind)]}
     response = served.post(PATH, body)
     assert response.status_code == 424, response.text
@@ -331,25 +338,32 @@ def test_a_flood_is_cut(serve: Serve, turns: Turns, tmp_path: Path) -> None:
 
 def test_a_client_that_leaves_ends_the_call(serve: Serve, turns: Turns, tmp_path: Path) -> None:
     script = turns(call("multiply", '{"a": 2, "b": 3}'), "x" * 200)
-    served = serve_mcp(serve, script, tmp_path, "slow")
-    body = {"model": "scripted", "input": "hi", "stream": True, "tools": [tool("slow")]}
+    served = serve_mcp(serve, script, tmp_path, "held")
+    body = {"model": "scripted", "input": "hi", "stream": True, "tools": [tool("held")]}
     with served.client.stream("POST", PATH, json=body) as response:
         for line in response.iter_lines():
             if "mcp_call_arguments.done" in line:
                 break
-    served.wait_idle()
-    time.sleep(0.1)
+    served.wait_left()  # also of the call
     assert len(served.llm.requests) == 1
     assert len(served.app.state.responses) == 0
 
 
 def test_a_timeout_covers_the_calls(serve: Serve, turns: Turns, tmp_path: Path) -> None:
     script = turns(call("multiply", '{"a": 2, "b": 3}'), "ok")
-    served = serve_mcp(serve, script, tmp_path, "slow")
-    create(served, tools=[tool("slow")])
-    served = serve_mcp(serve, script, tmp_path, "slow", request_timeout=0.2)
-    body = {"model": "scripted", "input": "hi", "tools": [tool("slow")]}
-    assert served.post(PATH, body).status_code == 504
+    served = serve_mcp(serve, script, tmp_path, "held")
+    go = tmp_path / "go"
+    go.touch()
+    create(served, tools=[tool("held")])  # it runs
+    go.unlink()
+    served.llm.requests.clear()
+    body = {"model": "scripted", "input": "hi", "tools": [tool("held")]}
+    for limit in limits():
+        served.app.state.config = served.app.state.config.replace(request_timeout=limit)
+        assert served.post(PATH, body).status_code == 504
+        if served.llm.requests:  # the call had been asked for
+            break
+    assert len(served.llm.requests) == 1
 
 
 def test_background_with_a_server(serve: Serve, turns: Turns, tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from tests.server.test_mcp import (
     turns,
     write,
 )
+from tests.waiting import PATIENCE_S
 
 pytest.importorskip("mcp")
 __all__ = ["turns"]  # the fixture
@@ -38,27 +37,20 @@ __all__ = ["turns"]  # the fixture
 
 @pytest.fixture
 def http_server() -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, SERVER, "http", str(port)],
-        stdout=subprocess.DEVNULL,
+        [sys.executable, SERVER, "http"],
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
     )
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}"
+    assert process.stdout is not None
+    yield f"http://127.0.0.1:{int(process.stdout.readline())}"
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 def test_a_url_the_operator_allowed(serve: Serve, turns: Turns, http_server: str) -> None:
-    config = ServerConfig(mcp_allow=(http_server,))
+    config = ServerConfig(mcp_allow=(http_server,), mcp_timeout=PATIENCE_S)
     served = serve(turns(call("read"), "ok"), config=config, max_model_len=8192, num_blocks=2048)
     secret = {"headers": {"X-Key": "sekret"}, "authorization": "sekret"}
     mine = tool("mine", server_url=f"{http_server}/mcp", **secret)

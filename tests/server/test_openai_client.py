@@ -199,7 +199,7 @@ def test_responses_stream(connect: Any) -> None:
 
 
 def test_background_responses(connect: Any) -> None:
-    client = connect("x" * 300, delay_s=0.01)
+    client = connect("x" * 300, delay_s=0.2)
     response = client.responses.create(model="scripted", input="hi", background=True)
     assert response.status == "queued"
     assert client.responses.cancel(response.id).status == "cancelled"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,6 +14,7 @@ from nvcli.text import Tokenizer
 from tests.server.conftest import Serve, Served
 from tests.server.scripted_llm import ScriptedLLM
 from tests.server.test_invariants import answers
+from tests.waiting import until
 
 PATH = "/v1/responses"
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -264,20 +263,11 @@ def test_get_delete_and_replay(serve: Serve) -> None:
 
 
 def wait_for(served: Served, response_id: str, status: str) -> dict[str, Any]:
-    for _ in range(500):
+    def found() -> dict[str, Any] | None:
         body: dict[str, Any] = served.client.get(f"{PATH}/{response_id}").json()
-        if body["status"] == status:
-            return body
-        time.sleep(0.01)
-    raise AssertionError(body["status"])
+        return body if body["status"] == status else None
 
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if is_true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not come about")
+    return until(found, f"it is {status}") or {}
 
 
 def test_background(serve: Serve) -> None:
@@ -294,34 +284,33 @@ def test_background(serve: Serve) -> None:
     done = wait_for(served, queued["id"], "completed")
     assert done["output"][0]["content"][0]["text"] == "Hello there"
     assert done["background"] is True
-    served.wait_idle()
-    wait_until(lambda: served.app.state.num_requests == 0)
+    served.wait_left()
 
 
 def test_a_background_response_outlives_its_client_and_can_be_cancelled(serve: Serve) -> None:
-    served = serve("x" * 400, delay_s=0.01)
+    served = serve("x" * 400, delay_s=0.2)
     body = {"model": "scripted", "input": "hi", "background": True, "stream": True}
     with served.client.stream("POST", PATH, json=body) as response:
         lines = response.iter_lines()
         next(lines)
         response_id = json.loads(next(lines).removeprefix("data: "))["response"]["id"]
     assert wait_for(served, response_id, "in_progress")
-    wait_until(lambda: served.llm.stats().num_running == 1)
+    until(lambda: served.llm.stats().num_running == 1)
     cancelled = served.client.post(f"{PATH}/{response_id}/cancel").json()
     assert cancelled["status"] == "cancelled"
-    served.wait_idle()
+    served.wait_left()
     assert served.client.get(f"{PATH}/{response_id}").json()["status"] == "cancelled"
-    wait_until(lambda: served.app.state.num_requests == 0)
 
 
 def test_leaving_ends_a_response(serve: Serve) -> None:
-    served = serve("x" * 400, delay_s=0.01)
+    served = serve("x" * 400, delay_s=0.2)
     body = {"model": "scripted", "input": "hi", "stream": True}
     with served.client.stream("POST", PATH, json=body) as response:
         lines = response.iter_lines()
         next(lines)
-    served.wait_idle(2)
+    served.wait_left()
     assert len(served.app.state.responses) == 0
+    assert served.app.state.bridge.num_aborted == 1
 
 
 def test_a_failure_in_the_middle_is_told(serve: Serve) -> None:

@@ -287,10 +287,10 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_template_cannot_run_away(name: str) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(TemplateError, match="chat template"):
         render_template(BOMBS[name], {}, LIMITS)
-    assert time.monotonic() - start < 10
+    assert time.thread_time() - start < 60  # left alone they would work for hours
 
 
 def test_limits_are_per_rendering() -> None:

@@ -1,7 +1,8 @@
-"""An MCP server: over stdio, or with a port over HTTP."""
+"""An MCP server: over stdio, or with `http` over HTTP, at the port that it prints."""
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 
@@ -24,13 +25,18 @@ def fail() -> str:
 
 @server.tool()
 def hang() -> str:
-    """Never answer in time."""
-    time.sleep(10)
+    """Never answer."""
+    time.sleep(3600)
     return ""
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        server.run("streamable-http", port=int(sys.argv[1]))
+        import uvicorn
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            print(listener.getsockname()[1], flush=True)
+            app = server.streamable_http_app()
+            uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])
     else:
         server.run("stdio")

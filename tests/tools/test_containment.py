@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from nvcli.errors import UsageError
 from nvcli.paths import module_environment
 from nvcli.tools import Toolbox
 from nvcli.tools.functions import FunctionTools
+from tests.waiting import PATIENCE_S, limits, until
 
 TOOLS = '''
 import os, subprocess, sys, time
@@ -81,15 +81,12 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_dead(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"{pid} is still alive"
-        time.sleep(0.05)
+    until(lambda: not is_alive(pid), f"{pid} is dead")
 
 
 def test_standard_input_is_empty(file: Path) -> None:
     said: list[str] = []
-    with Toolbox([FunctionTools(file, said.append)], timeout_s=5) as box:
+    with Toolbox([FunctionTools(file, said.append)], timeout_s=PATIENCE_S) as box:
         assert box.call("ask", "{}").text == "error: EOFError: EOF when reading a line"
         assert box.call("child_reads", "{}").text == "end"
         assert "name? " in said
@@ -99,9 +96,13 @@ def test_standard_input_is_empty(file: Path) -> None:
 @pytest.mark.parametrize("tool", ["child_hangs", "child_outlives"])
 def test_what_a_tool_started_ends_with_it(file: Path, tmp_path: Path, tool: str) -> None:
     pid_file = tmp_path / "pid"
-    with Toolbox([FunctionTools(file)], timeout_s=2) as box:
-        result = box.call(tool, f'{{"file": "{pid_file}"}}')
-        assert result.is_error
+    functions = FunctionTools(file)
+    with Toolbox([functions]):
+        for limit in limits():
+            hurried = Toolbox([functions], timeout_s=limit)
+            assert hurried.call(tool, f'{{"file": "{pid_file}"}}').is_error
+            if pid_file.exists() and pid_file.read_text():  # it had started its child
+                break
         wait_dead(int(pid_file.read_text()))
 
 
@@ -112,13 +113,11 @@ def test_a_running_tool_ends_when_its_parent_is_killed(file: Path, tmp_path: Pat
 from pathlib import Path
 from nvcli.tools import Toolbox
 from nvcli.tools.functions import FunctionTools
+from tests.waiting import PATIENCE_S, limits, until
 Toolbox([FunctionTools(Path({str(file)!r}))]).call("child_hangs", '{{"file": "{pid_file}"}}')
 """
     parent = subprocess.Popen([sys.executable, "-c", code], env=module_environment())
-    deadline = time.monotonic() + 20
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: pid_file.exists() and pid_file.read_text(), "the tool has started its child")
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     wait_dead(int(pid_file.read_text()))
@@ -126,7 +125,7 @@ Toolbox([FunctionTools(Path({str(file)!r}))]).call("child_hangs", '{{"file": "{p
 
 def test_only_the_first_lines_that_it_prints_are_shown(file: Path) -> None:
     said: list[str] = []
-    with Toolbox([FunctionTools(file, said.append)], timeout_s=10) as box:
+    with Toolbox([FunctionTools(file, said.append)], timeout_s=PATIENCE_S) as box:
         assert box.call("prints", '{"count": 3}').text == "printed"
         assert said == ["line 0", "line 1", "line 2"]
         said.clear()
@@ -140,7 +139,7 @@ def test_only_the_first_lines_that_it_prints_are_shown(file: Path) -> None:
 
 
 def test_results_are_valid_text_and_the_pipe_is_checked(file: Path) -> None:
-    with Toolbox([FunctionTools(file)], timeout_s=5) as box:
+    with Toolbox([FunctionTools(file)], timeout_s=PATIENCE_S) as box:
         assert box.call("surrogate", "{}").text == "a\ufffdb"
         assert box.call("scribble", "{}").is_error
         assert box.call("surrogate", "{}").text == "a\ufffdb"
@@ -167,6 +166,6 @@ def test_modules_of_the_current_folder_do_not_run(
     for name in ("json.py", "typing.py", "pydantic.py", "nvcli/__init__.py"):
         (hostile / name).write_text(trap)
     monkeypatch.chdir(hostile)
-    with Toolbox([FunctionTools(file)], timeout_s=5) as box:
+    with Toolbox([FunctionTools(file)], timeout_s=PATIENCE_S) as box:
         assert box.call("surrogate", "{}").text == "a\ufffdb"
     assert not (tmp_path / "trapped").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from nvcli.errors import UsageError
 from nvcli.tools import Toolbox
 from nvcli.tools.functions import FunctionTools
+from tests.waiting import PATIENCE_S
 
 FILE = Path(__file__).parent / "example_tools.py"
 
@@ -25,7 +25,7 @@ def source() -> Iterator[FunctionTools]:
 
 @pytest.fixture
 def box(source: FunctionTools) -> Toolbox:
-    return Toolbox([source], timeout_s=10, max_characters=1000)
+    return Toolbox([source], timeout_s=PATIENCE_S, max_characters=1000)
 
 
 def call(box: Toolbox, tool: str, /, **arguments: object) -> str:
@@ -89,9 +89,7 @@ def test_what_fails_tells_the_model_and_the_next_call_works(
 
 def test_what_hangs_is_ended(source: FunctionTools) -> None:
     box = Toolbox([source], timeout_s=0.5)
-    begin = time.monotonic()
     result = box.call("hang", "{}")
-    assert time.monotonic() - begin < 5
     assert result.text == "error: it did not answer in 0.5 s and was ended"
     assert call(Toolbox([source]), "add", a=1) == "2"
 

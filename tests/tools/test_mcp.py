@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 from nvcli.errors import NvcliError, UsageError
 from nvcli.tools import Toolbox
 from nvcli.tools.mcp import open_servers, read_servers
+from tests.waiting import PATIENCE_S
 
 pytest.importorskip("mcp")
 SERVER = str(Path(__file__).parent / "example_server.py")
@@ -27,35 +26,29 @@ def write(path: Path, servers: object) -> Path:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, SERVER, str(number)],
-        stdout=subprocess.DEVNULL,
+        [sys.executable, SERVER, "http"],
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
     )
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", number)) == 0:
-                break
-        time.sleep(0.05)
-    yield number
+    assert process.stdout is not None
+    yield int(process.stdout.readline())
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 def check(path: Path) -> None:
     servers = open_servers(path, warn=lambda text: None)
-    with Toolbox(servers, timeout_s=3) as box:
+    with Toolbox(servers, timeout_s=PATIENCE_S) as box:
         assert box.names == ["multiply", "fail", "hang"]
         assert box.specs[0].parameters["required"] == ["a", "b"]
         assert box.call("multiply", '{"a": 6, "b": 7}').text == "42"
         failed = box.call("fail", "{}")
         assert failed.is_error
         assert failed.text.startswith("error: Error executing tool fail")
-        assert box.call("hang", "{}").text == "error: it did not answer in 3 s"
+        hurried = Toolbox(servers, timeout_s=0.5)
+        assert hurried.call("hang", "{}").text.startswith("error: it did not answer in 0.5 s")
 
 
 def test_stdio(tmp_path: Path) -> None:
@@ -140,11 +133,13 @@ def test_a_server_that_crashes_or_floods_is_started_again(
     script = tmp_path / "rough.py"
     script.write_text(ROUGH)
     path = write(tmp_path / "mcp.json", {"r": {"command": sys.executable, "args": [str(script)]}})
-    with Toolbox(open_servers(path, warn=lambda text: None), timeout_s=3) as box:
+    servers = open_servers(path, warn=lambda text: None)
+    with Toolbox(servers, timeout_s=PATIENCE_S) as box:
         assert box.call("fine", "{}").text == "fine"
         assert box.call("crash", "{}").is_error
         assert box.call("fine", "{}").text == "fine"
-        assert box.call("flood", "{}").text == "error: it did not answer in 3 s and was ended"
+        hurried = Toolbox(servers, timeout_s=1)
+        assert hurried.call("flood", "{}").text == "error: it did not answer in 1 s and was ended"
         assert box.call("fine", "{}").text == "fine"
 
 
