@@ -26,6 +26,7 @@ from nvcli.batch.run import TooManyErrorsError
 from nvcli.batch.sink import LineSink
 from nvcli.batch.source import InputError
 from nvcli.errors import EngineClosedError, UsageError
+from tests.batch.lockstep import keep_in_step
 from tests.batch.support import (
     Ran,
     essences,
@@ -483,25 +484,30 @@ def test_an_engine_that_dies_ends_the_run_and_makes_no_error_records(
     assert essences(out) == essences(tmp_path / "clean.jsonl")
 
 
-def test_the_engine_stays_full(tmp_path: Path) -> None:
+def test_the_engine_stays_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_in_step(monkeypatch)
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(400)])
-    ran = run_here(source, tmp_path / "out.jsonl", engine_delay_s=0.001, engine_length=20)
-    busy = ran.engine.engine.num_busy[3:-25]
-    assert sum(busy) / len(busy) > 0.97 * ran.engine.engine.max_num_seqs
+    ran = run_here(source, tmp_path / "out.jsonl", seed=7, engine_length=20)
+    busy = ran.engine.engine.num_busy[:-25]
+    assert set(busy) == {ran.engine.engine.max_num_seqs}
 
 
-def test_a_wide_window_brings_shared_prefixes_together(tmp_path: Path) -> None:
+def test_a_wide_window_brings_shared_prefixes_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten long prefixes in turn: far apart in the input, next to each other in the engine."""
     records = [{"prompt": f"{i % 10}" * 40 + f" {i}", "raw": True} for i in range(400)]
     source = write_lines(tmp_path / "in.jsonl", records)
-    fake = {"engine_delay_s": 0.002, "engine_length": 6}
     together = {}
     for window in (8, 80):
-        ran = run_here(source, tmp_path / "out.jsonl", force=True, window=window, **fake)
+        with monkeypatch.context() as patch:
+            keep_in_step(patch)
+            options: dict[str, Any] = {"window": window, "seed": 7, "engine_length": 6}
+            ran = run_here(source, tmp_path / "out.jsonl", force=True, **options)
         positions = [int(name.split("-")[1]) for name in ran.engine.engine.admitted]
         pairs = itertools.pairwise(position % 10 for position in positions)
         together[window] = sum(a == b for a, b in pairs)
-        busy = ran.engine.engine.num_busy[3:-25]
+        busy = ran.engine.engine.num_busy[:-25]
         assert sum(busy) / len(busy) > 0.9 * ran.engine.engine.max_num_seqs
         assert [line["index"] for line in read_lines(tmp_path / "out.jsonl")] == list(range(400))
     assert together[8] < 20

@@ -164,7 +164,7 @@ def check_equal_to_eager(
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_captured_steps_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_equal_to_eager")
 
@@ -176,7 +176,7 @@ def check_with_an_fp8_cache() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_captured_steps_with_an_fp8_cache_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_with_an_fp8_cache")
 
@@ -201,7 +201,7 @@ def check_with_products_in_tiles() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_captured_steps_with_products_in_tiles_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_with_products_in_tiles")
 

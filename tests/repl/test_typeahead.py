@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import termios
 
 import pytest
 
 from nvcli.repl.typeahead import TypeAhead, typed_text
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -30,14 +32,20 @@ def test_typed_text(data: str, text: str) -> None:
     assert typed_text(data) == text
 
 
+def type_keys(master: int, slave: int, keys: bytes) -> None:
+    """The kernel hands them over when it gets to it."""
+    os.write(master, keys)
+    assert select.select([slave], [], [], PATIENCE_S)[0]
+
+
 def test_keys_are_collected_silently_and_the_terminal_is_restored() -> None:
     master, slave = pty.openpty()
     try:
         before = termios.tcgetattr(slave)
         with TypeAhead(slave) as typeahead:
-            os.write(master, "grüße\r".encode())
+            type_keys(master, slave, "grüße\r".encode())
             typeahead.poll()
-            os.write(master, b"more")
+            type_keys(master, slave, b"more")
         assert typeahead.text == "grüße\nmore"
         assert termios.tcgetattr(slave) == before
         os.set_blocking(master, False)
@@ -52,7 +60,7 @@ def test_ctrl_c_drops_no_key_that_was_not_read_yet() -> None:
     master, slave = pty.openpty()
     try:
         with TypeAhead(slave) as typeahead:
-            os.write(master, b"before\x03after\x1alast")
+            type_keys(master, slave, b"before\x03after\x1alast")
         assert typeahead.text == "beforeafterlast"
     finally:
         os.close(master)

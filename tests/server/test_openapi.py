@@ -189,7 +189,6 @@ def narrow(case: Any, path: str, draw: random.Random) -> bool:
     return True
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PATHS)
 def test_made_up_requests(described: Described, path: str) -> None:
     operations = [operation for operation in described.operations if operation.path == path]
