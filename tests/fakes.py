@@ -82,6 +82,9 @@ STARTUP = SimpleNamespace(
     block_size=16,
     pool_bytes=2**29,
     weights_bytes=2**30,
+    num_kernels=0,
+    num_graphs=0,
+    graph_bytes=0,
     stage_s={"weights": 0.1, "KV cache": 0.25},
 )
 

@@ -104,6 +104,7 @@ class Nvcli:
             "deterministic": startup.deterministic,
             "attention": startup.attention_backend,
             "attention_reason": startup.attention_reason,
+            "num_kernels": startup.num_kernels,
             "num_graphs": startup.num_graphs,
             "graph_bytes": startup.graph_bytes,
             "pool_bytes": startup.pool_bytes,

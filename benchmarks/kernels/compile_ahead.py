@@ -39,7 +39,7 @@ from nvcli.models.config import ModelConfig
 HOPPER_SMS = 132
 
 
-class _NoGpu:
+class NoGpu:
     """What Triton asks of a driver before it compiles."""
 
     def get_current_target(self) -> GPUTarget:
@@ -85,7 +85,7 @@ def resources(kernel: Any) -> str:
 def capture_steps(
     model: dict[str, Any], options: dict[str, Any], *, deterministic: bool = False
 ) -> None:
-    """Run the body of every kind of bucket once, with one layer of the model."""
+    """What a start runs to find its kernels, with one layer of the model."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(model | {"num_hidden_layers": 1}))
@@ -114,10 +114,8 @@ def capture_steps(
         max_num_batched_tokens=1024,
         dtype=torch.bfloat16,
     )
-    graphs.decode_sizes = [1 << i for i in range(9)]
-    graphs.token_sizes = [16, 1024]
     with torch.inference_mode():
-        graphs.capture(lambda body: body())
+        graphs.run_each_kind()
 
 
 def main() -> None:
@@ -128,7 +126,7 @@ def main() -> None:
     parser.add_argument("--deterministic", action="store_true")
     args = parser.parse_args()
     compiler = Compiler()
-    triton.runtime.driver.set_active(_NoGpu())
+    triton.runtime.driver.set_active(NoGpu())
     JITFunction.run = lambda function, *a, **k: compiler.run(function, *a, **k)
     launch.uses_pdl = lambda device: True
     kernels._use_triton = lambda x: True

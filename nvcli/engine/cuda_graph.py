@@ -167,6 +167,16 @@ class GraphRunner:
             rows = min(size, self.state.dummy_slot)
             self._mixed[size] = self._capture(capture, rows, size, is_decode=False)
 
+    def run_each_kind(self) -> None:
+        """Run a body of every kind once, uncaptured: what a step launches changes at powers of two
+        of its rows, and with prompts in it.
+        """
+        for size in self.decode_sizes:
+            if size & (size - 1) == 0 or size == self.decode_sizes[-1]:
+                self._body(self.step.cut(size, size), is_decode=True)
+        for size in self.token_sizes[:1]:
+            self._body(self.step.cut(min(size, self.state.dummy_slot), size), is_decode=False)
+
     @property
     def buffer_bytes(self) -> int:
         """Of the logits, which is all that counts of what stands outside the graphs."""

@@ -69,6 +69,7 @@ class StartupReport:
     weights_bytes: int  # of this rank, as `pool_bytes`
     tensor_parallel_size: int = 1
     deterministic: bool = False
+    num_kernels: int = 0  # compiled before the first step, or found compiled
     num_graphs: int = 0
     graph_bytes: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
@@ -140,6 +141,10 @@ class ModelRunner(StepRunner):
             self.attention, reason = (
                 (attention, "given") if attention is not None else self._select_attention()
             )
+        num_kernels = 0
+        if kind == "cuda":
+            with _stage(stage_s, "kernels"):
+                num_kernels = self._compile_kernels()
         with _stage(stage_s, "profile"):
             num_blocks = self._settle_num_blocks(memory_before)
             limits = [num_blocks, self.max_model_len]
@@ -161,6 +166,7 @@ class ModelRunner(StepRunner):
             weights_bytes=self._weights_bytes,
             tensor_parallel_size=group.size,
             deterministic=config.deterministic,
+            num_kernels=num_kernels,
             num_graphs=self.graphs.num_graphs if self.graphs is not None else 0,
             graph_bytes=graph_bytes,
             stage_s=stage_s,
@@ -242,10 +248,24 @@ class ModelRunner(StepRunner):
         tables = (self.max_num_seqs + 1) * self._logits_width * 9
         return int(share * total) - (total - free) - peak - tables
 
+    def _compile_kernels(self) -> int:
+        """Those of captured steps, side by side; -> how many. Others are compiled at first use."""
+        self._allocate(0)
+        graphs = self._make_graphs()
+        if graphs is None:
+            return 0
+        from nvcli.kernels.compiling import compiled_only
+
+        with (
+            _refused_graphs(self.max_num_seqs),
+            torch.inference_mode(),
+            compiled_only(self.device) as found,
+        ):
+            graphs.run_each_kind()
+        return len(found)
+
     def _profile(self) -> int:
-        """Run the largest steps once; -> the bytes they took beside the weights. Also compiles
-        what is compiled at first use.
-        """
+        """Run the largest steps once; -> the bytes they took beside the weights."""
         self._allocate(0)
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -42,6 +42,11 @@ def startup_lines(report: Startup) -> list[str]:
         f"weights {report.weights_bytes / 2**30:.2f} GiB, KV cache {report.pool_bytes / 2**30:.2f}"
         f" GiB{each}{kind} for {spaced(tokens)} tokens",
     ]
+    if report.num_kernels:
+        lines.append(
+            f"{report.num_kernels} kernels, {report.num_graphs} CUDA graphs of"
+            f" {report.graph_bytes / 2**20:.0f} MiB"
+        )
     stages = [f"{name} {seconds:.2f} s" for name, seconds in report.stage_s.items()]
     return [*lines, ", ".join(stages)] if stages else lines
 

@@ -218,6 +218,25 @@ def test_captured_steps_equal_the_eager_loop_over_a_long_day() -> None:
 
 
 @pytest.mark.torch
+def test_a_start_runs_every_kind_of_bucket_to_find_its_kernels() -> None:
+    from types import SimpleNamespace
+
+    from nvcli.engine.cuda_graph import GraphRunner, decode_buckets
+
+    ran = []
+    graphs = SimpleNamespace(
+        decode_sizes=decode_buckets(100),
+        token_sizes=[16, 32],
+        step=SimpleNamespace(cut=lambda rows, tokens: (rows, tokens)),
+        state=SimpleNamespace(dummy_slot=3),
+        _body=lambda step, is_decode: ran.append((*step, is_decode)),
+    )
+    GraphRunner.run_each_kind(graphs)  # type: ignore[arg-type]
+    decode = [(size, size, True) for size in (1, 2, 4, 8, 16, 32, 64, 100)]
+    assert ran == [*decode, (3, 16, False)]
+
+
+@pytest.mark.torch
 def test_buckets_always_hold_the_largest_batch() -> None:
     from nvcli.engine.cuda_graph import decode_buckets, token_buckets
 
