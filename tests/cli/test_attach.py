@@ -105,7 +105,7 @@ def test_auto_takes_the_own_socket_without_loading(runtime: Path) -> None:
 def test_batch_uses_the_server_and_goes_on_without_it(runtime: Path, tmp_path: Path) -> None:
     source, there, here = (tmp_path / name for name in ("in.jsonl", "there.jsonl", "here.jsonl"))
     source.write_text("".join(f'{{"prompt":"Say {i}"}}\n' for i in range(6)))
-    flags = ["--seed", "3", "--no-think", "-n", "8", "--stats-json"]
+    flags = ["--seed", "3", "--no-think", "-n", "8", "--progress", "none", "--stats-json"]
 
     def batch(out: Path, *more: str, **env: str) -> dict[str, Any]:
         stats = tmp_path / "stats.json"

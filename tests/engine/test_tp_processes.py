@@ -13,15 +13,23 @@ import pytest
 
 import nvcli
 from nvcli import LLM, SamplingParams
+from nvcli.engine import workers
 from nvcli.engine.executor import TensorParallelDevice
 from nvcli.errors import EngineClosedError, NvcliError, UsageError, WeightsError
 from nvcli.types import FinishReason
 from tests.tiny import write_tensors, write_tiny_checkpoint
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.torch
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30)
+
+
+@pytest.fixture(autouse=True)
+def patient_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank says what it died of, however long the machine takes."""
+    for name in ("_END_S", "_REPORT_S", "_SUSPICION_S"):
+        monkeypatch.setattr(workers, name, PATIENCE_S / 4)
 
 
 def copy_tokenizer(folder: Path) -> None:
