@@ -5,10 +5,12 @@
 
 `qwen3-0.6b` and `qwen3-8b` are those shapes with random weights, nothing is downloaded. Everything
 runs in this process, without HTTP. Each load lasts `--times` the time that is predicted for one of
-its requests, its first sends spread over one, so that it is steady soon. `--clock cpu` counts the
-process's CPU time in place of the wall's: on a machine that others use as well it is closer to what
-a quiet one would show, as long as one thread computes (OMP_NUM_THREADS=1). One row a model is
-appended to `results/plan_error.jsonl`; on CUDA it has what NVML told.
+its requests, and long enough for twenty. A prediction is for the mean lengths of the requests that
+were counted. A load that is not steady says so, and its numbers are no measure of a plan.
+`--clock cpu` counts the process's CPU time in place of the wall's: on a machine that others use as
+well it is closer to what a quiet one would show, as long as one thread computes
+(OMP_NUM_THREADS=1). One row a model is appended to `results/plan_error.jsonl`; on CUDA it has what
+NVML told.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from typing import Any
 from benchmarks.engine.workloads import SHAPES, write_shape
 from benchmarks.rows import write_row
 
-SHORTEST_S = 3.0
+SHORTEST_S, FEWEST = 3.0, 20
+NAMES = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "out_tok_s": "output_tokens_per_s"}
 
 
 def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -44,7 +47,7 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str,
         seconds = {"start": time.perf_counter() - begin}
         measured = run_points(
             bench,
-            default_points(llm),
+            default_points(bench),
             repeats=args.repeat,
             rounds=args.rounds,
             seed=0,
@@ -88,8 +91,9 @@ def _point(
     from nvcli.bench.summary import summarize
 
     slots = bench.llm.max_num_seqs
-    predicted = found.perf_model.closed(concurrency, args.in_len, args.out_len, slots)
-    duration = min(max(args.times * predicted.e2e_s, SHORTEST_S), args.duration)
+    stay_s = found.perf_model.closed(concurrency, args.in_len, args.out_len, slots).e2e_s
+    duration = max(args.times, FEWEST / concurrency) * stay_s
+    duration = min(max(duration, SHORTEST_S), args.duration)
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_throughput(
             bench,
@@ -101,14 +105,10 @@ def _point(
             slo={},
             path=Path(folder) / "run.jsonl",
             with_gpu=bench.device == "cuda",
-            stagger_s=min(predicted.e2e_s, duration / 2),
         )
         json_ = summarize(read_runs(outcome.path)[0]).json
-    pairs = {
-        "ttft_ms": (json_["ttft_ms"]["mean"], predicted.ttft_s * 1e3),
-        "tpot_ms": (json_["tpot_ms"]["mean"], (predicted.tpot_s or 0) * 1e3),
-        "out_tok_s": (json_["throughput"]["output_tokens_per_s"], predicted.output_tokens_per_s),
-    }
+    rows = {row["name"]: (row["measured"], row["predicted"]) for row in json_["model_rows"]}
+    pairs = {name: rows[theirs] for name, theirs in NAMES.items() if theirs in rows}
     print(
         f"c = {concurrency:4}  "
         + "  ".join(
@@ -116,6 +116,7 @@ def _point(
             for name, (m, p) in pairs.items()
             if m
         )
+        + f"  {json_['little']['verdict']}"
     )
     return {
         "concurrency": concurrency,
@@ -166,8 +167,8 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,64,256")
     parser.add_argument("--in-len", type=int, default=1024)
     parser.add_argument("--out-len", type=int, default=256)
-    parser.add_argument("--duration", type=float, default=25.0, help="the longest of one load")
-    parser.add_argument("--times", type=float, default=2.0, help="a load lasts so many stays")
+    parser.add_argument("--duration", type=float, default=60.0, help="the longest of one load")
+    parser.add_argument("--times", type=float, default=4.0, help="a load lasts so many stays")
     parser.add_argument("--repeat", type=int, default=9)
     parser.add_argument("--rounds", type=int, help="default: 1 on CUDA, 3 on the CPU")
     parser.add_argument("--max-num-seqs", type=int)

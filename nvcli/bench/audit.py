@@ -39,6 +39,12 @@ def warnings(
         ends = [r.end_ns for r in inside if r.status == OK]
         if little.is_cohort(ends, int(load.get("concurrency", 0)), law.W):
             found.append("lock-step: requests end in bunches; use random output lengths")
+        alone = sum(r.status == OK and r.end_ns > window.end_ns for r in inside)
+        if run.end.get("drained") and alone > 0.05 * len(inside):
+            found.append(
+                f"{alone} of {len(inside)} requests ended in a loop that emptied, faster than "
+                "under load: --duration keeps it full"
+            )
     late_s = too_late_s(pools)
     if late_s is not None and load.get("mode") == "closed":
         found.append(f"the client was late: p99 {late_s * 1e3:.1f} ms")

@@ -2,14 +2,18 @@
 
 Prefill first: non-negative least squares of T_p on [1, linear FLOPs, attention FLOPs]. Then decode
 on [1, b, S], less what linear layers of b tokens cost beyond streaming the weights. Weights 1 / t^2
-make relative errors count alike. Leave-one-out tells how well a point is predicted without itself.
+make relative errors count alike. Where the engine has other kernels for a lone row (CUDA), its
+steps have a constant of their own. Steps that hold prompts and decodes give theirs last: what is
+left of their time, the median. Leave-one-out tells how well a point is predicted without itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.fit import nnls
@@ -21,9 +25,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+NEEDED = {"prefill": 2, "decode": 3, "mixed": 0}
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A kind of step and its median time."""
+    """A kind of step and its median time: b sequences decode over S tokens, p of a prompt are
+    computed behind c others."""
 
     name: str
     b: int
@@ -33,8 +41,8 @@ class Sample:
     t_s: float
 
     @property
-    def is_decode(self) -> bool:
-        return self.p == 0
+    def kind(self) -> str:
+        return "decode" if self.p == 0 else "mixed" if self.b else "prefill"
 
 
 @dataclass(slots=True)
@@ -83,24 +91,36 @@ class Calibration:
         )
 
 
-def fit_cost(shape: Shape, hardware: Hardware, samples: Sequence[Sample], budget: int) -> Cost:
+def fit_cost(
+    shape: Shape,
+    hardware: Hardware,
+    samples: Sequence[Sample],
+    budget: int,
+    *,
+    has_lone_kernels: bool = False,
+) -> Cost:
     """Needs at least two prefill and three decode samples."""
     fixed, per_flop, per_attention = _fit_prefill(
-        shape, [s for s in samples if not s.is_decode], budget
+        shape, [s for s in samples if s.kind == "prefill"], budget
     )
-    decode = [s for s in samples if s.is_decode]
+    decode = [s for s in samples if s.kind == "decode"]
+    others = [s for s in decode if s.b > 1]
+    is_apart = has_lone_kernels and len(others) >= 3 and len(others) < len(decode)
     weights = shape.bytes_per_step / (hardware.bandwidth * PRIOR_BANDWIDTH)
-    a0 = a1 = a2 = 0.0
+    lone = a0 = a1 = a2 = 0.0
     for _ in range(4):  # the efficiency of reading is an outcome of the fit it enters
-        rows = [(1.0, float(s.b), s.S) for s in decode]
+        rows = []
+        for s in decode:
+            is_lone = is_apart and s.b == 1
+            rows.append((float(is_lone), float(not is_lone), 0.0 if is_lone else s.b, s.S))
         times = [s.t_s - _beyond(shape, s.b, per_flop, weights) for s in decode]
         times = [max(t, 0.05 * s.t_s) for t, s in zip(times, decode, strict=True)]
-        a0, a1, a2 = (float(v) for v in nnls(rows, times, [1 / s.t_s**2 for s in decode]))
+        lone, a0, a1, a2 = (float(v) for v in nnls(rows, times, [1 / s.t_s**2 for s in decode]))
         efficiency = shape.kv_bytes_per_token / (a2 * hardware.bandwidth) if a2 > 0 else 0.0
         if 0.2 <= efficiency <= 1.02:
             weights = shape.bytes_per_step / (efficiency * hardware.bandwidth)
         weights = min(weights, a0)
-    return Cost(
+    cost = Cost(
         fixed=a0 - weights,
         per_sequence=a1,
         weights=weights,
@@ -108,8 +128,15 @@ def fit_cost(shape: Shape, hardware: Hardware, samples: Sequence[Sample], budget
         per_linear_flop=per_flop,
         per_attention_flop=per_attention,
         prefill_fixed=fixed,
+        lone=lone if is_apart else None,
         source="calibrated",
     )
+    mixed = [s for s in samples if s.kind == "mixed"]
+    if mixed:
+        bare = PerfModel(shape, replace(cost, fixed=0.0, weights=0.0, mixed_fixed=0.0), budget)
+        left = [max(s.t_s - predict(bare, s), 0.0) for s in mixed]
+        cost = replace(cost, mixed_fixed=median(left))
+    return cost
 
 
 def _beyond(shape: Shape, b: int, per_flop: float, weights: float) -> float:
@@ -121,38 +148,42 @@ def _fit_prefill(
 ) -> tuple[float, float, float]:
     rows = []
     for s in samples:
-        flops = pairs = steps = done = 0
+        flops, pairs, steps, done = 0.0, 0, 0, 0
         while done < s.p:
             n = min(budget, s.p - done)
             flops += shape.linear_flops(n, 1)
             pairs += pairs_of(n, s.c + done)
             done += n
             steps += 1
-        rows.append((float(steps), float(flops), float(shape.attention_flops * pairs)))
+        rows.append((float(steps), flops, float(shape.attention_flops * pairs)))
     found = nnls(rows, [s.t_s for s in samples], [1 / s.t_s**2 for s in samples])
     return float(found[0]), float(found[1]), float(found[2])
 
 
 def calibrate(
-    shape: Shape, hardware: Hardware, samples: Sequence[Sample], *, budget: int, key: str
+    shape: Shape,
+    hardware: Hardware,
+    samples: Sequence[Sample],
+    *,
+    budget: int,
+    key: str,
+    has_lone_kernels: bool = False,
 ) -> Calibration | None:
     """None with fewer than two prefill or three decode samples."""
-    decode = [s for s in samples if s.is_decode]
-    prefill = [s for s in samples if not s.is_decode]
-    if len(decode) < 3 or len(prefill) < 2:
+    kinds = {k: [s for s in samples if s.kind == k] for k in NEEDED}
+    decode = kinds["decode"]
+    if any(len(kinds[kind]) < least for kind, least in NEEDED.items()):
         return None
-    cost = fit_cost(shape, hardware, samples, budget)
+    fit = partial(fit_cost, shape, hardware, budget=budget, has_lone_kernels=has_lone_kernels)
+    cost = fit(samples)
     found = Calibration(key, shape, hardware, cost, budget)
     found.max_b = max(s.b for s in decode)
     found.max_S = max(s.S for s in decode)
-    found.max_p = max(s.p for s in prefill)
+    found.max_p = max(s.p for s in kinds["prefill"])
     for left_out in samples:
-        rest = [s for s in samples if s is not left_out]
-        kind = decode if left_out.is_decode else prefill
-        if len(kind) <= (3 if left_out.is_decode else 2):
-            continue
-        model = PerfModel(shape, fit_cost(shape, hardware, rest, budget), budget)
-        found.errors[left_out.name] = predict(model, left_out) / left_out.t_s - 1
+        if len(kinds[left_out.kind]) > max(NEEDED[left_out.kind], 1):
+            model = PerfModel(shape, fit([s for s in samples if s is not left_out]), budget)
+            found.errors[left_out.name] = predict(model, left_out) / left_out.t_s - 1
     if cost.weights > 0:
         found.weights_efficiency = shape.bytes_per_step / (cost.weights * hardware.bandwidth)
     if cost.per_linear_flop > 0:
@@ -172,8 +203,9 @@ def calibrate(
 
 
 def predict(model: PerfModel, sample: Sample) -> float:
-    if sample.is_decode:
-        return model.step(sample.b, sample.S)
+    if sample.b:
+        pairs = pairs_of(sample.p, sample.c)
+        return model.step(sample.b, sample.S, sample.p, pairs, heads=float(sample.p > 0))
     return model.prefill(sample.c + sample.p, sample.c)
 
 

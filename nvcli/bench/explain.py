@@ -84,16 +84,14 @@ def limits_json(
     }
 
 
-def model_rows(run: Run, json: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Measured beside predicted beside floor, for ttft, tpot and tokens a second."""
+def model_rows(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> list[dict[str, Any]]:
+    """Measured beside predicted beside floor, for ttft, tpot and tokens a second; the prediction is
+    for the mean lengths of the requests that count."""
     found = model_of(run.header)
-    if found is None or json is None:
+    load = run.header.get("load") or {}
+    if found is None or not done:
         return []
     model, hardware = found
-    done = [r for r in run.requests if r.status == "ok" and r.n_in]
-    load = run.header.get("load") or {}
-    if not done:
-        return []
     n_in, n_out = _mean_lengths(done)
     cached = _mean_cached(done, n_in)
     slots = int(run.header.get("slots") or 1)
@@ -121,9 +119,9 @@ def model_rows(run: Run, json: dict[str, Any] | None) -> list[dict[str, Any]]:
     return result
 
 
-def model_max(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
+def model_max(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> dict[str, Any] | None:
     """The most that the model gives, with every slot taken; and what binds at the measured L."""
-    found, done = model_of(run.header), [r for r in run.requests if r.status == "ok" and r.n_in]
+    found = model_of(run.header)
     if found is None or not done:
         return None
     n_in, n_out = _mean_lengths(done)
@@ -159,7 +157,7 @@ def _row(
     }
 
 
-def amdahl_rows(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
+def amdahl_rows(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> dict[str, Any] | None:
     """ "If stage k were free": speed-up of the mean request, and the ceiling of batching."""
     parts = {k: v for k, v in json["breakdown_ms"].items() if v is not None and v > 0}
     whole = math.fsum(parts.values())
@@ -172,7 +170,6 @@ def amdahl_rows(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
     if decode:
         result["decode_twice_as_fast"] = whole / (whole - decode / 2)
     found = model_of(run.header)
-    done = [r for r in run.requests if r.status == "ok" and r.n_in]
     if found is not None and done:
         n_in, n_out = _mean_lengths(done)
         launch = found[0].cost.fixed * max(n_out - 1, 0) * 1e3

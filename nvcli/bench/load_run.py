@@ -1,16 +1,19 @@
 """A load on a client: closed loop, or open loop on a schedule that was made before the start.
 
 The sender sleeps to absolute moments of the monotonic clock, and how late it was is part of the
-record.
+record. A closed loop of a given time keeps its places taken until all that was sent within it has
+ended: see `EngineLoop.run_closed`, its counterpart in the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import math
 import resource
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.client import new_record
 from nvcli.bench.precision import Divergence
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from nvcli.bench.precision import Look
     from nvcli.bench.workload import Planned
 
+PAUSE_S = 0.01  # after a failure: a server that refuses at once is not hammered
 SPIN_NS = 1_500_000  # a loop's sleep ends up to a millisecond late: the rest is polled
 
 
@@ -71,6 +75,8 @@ class LoadRun:
         self._open: set[asyncio.Task[None]] = set()
         self._bug: BaseException | None = None
         self._is_over = False  # a look has ended it: nothing more is sent
+        self._end: int | None = None  # of a closed loop
+        self._filling: list[asyncio.Task[Any]] = []
         self._live: dict[int, RequestRecord] = {}
 
     async def run(self) -> LoadResult:
@@ -145,24 +151,32 @@ class LoadRun:
     async def _closed_loop(self, start: int) -> None:
         load = self._load
         assert load.concurrency is not None, "a closed loop has places"
-        end = start + int(load.duration_s * 1e9) if load.duration_s is not None else None
+        self._end = start + int(load.duration_s * 1e9) if load.duration_s is not None else None
+
+        places = load.concurrency
+        spread = int(min(load.stagger_s, (load.duration_s or math.inf) / 4) * 1e9)
 
         async def place(index: int) -> None:
-            free = start + int(load.stagger_s * 1e9 * index / (load.concurrency or 1))
+            free = start + spread * index // places
             await sleep_until(free)
-            while not self._is_over and (end is None or free < end) and has_more():
-                free = await self._talk(next(self._planned), free, has_more)
+            while not self._is_over_at(free):
+                free = await self._talk(next(self._planned), free)
+            if self._end is not None and self._has_more:
+                await self._fill(free, 2 * self._end - start)
 
-        def has_more() -> bool:
-            return load.num_requests is None or self._result.num_planned < load.num_requests
-
-        tasks = [asyncio.create_task(place(i)) for i in range(load.concurrency)]
+        tasks = [asyncio.create_task(place(i)) for i in range(places)]
         self._open.update(tasks)
         await asyncio.gather(*tasks)
 
-    async def _talk(
-        self, planned: Planned, s_star: int, has_more: Callable[[], bool] = lambda: True
-    ) -> int:
+    @property
+    def _has_more(self) -> bool:
+        most = self._load.num_requests
+        return most is None or self._result.num_planned < most
+
+    def _is_over_at(self, moment: int) -> bool:
+        return (self._end is not None and moment >= self._end) or not self._has_more
+
+    async def _talk(self, planned: Planned, s_star: int) -> int:
         """A request and its later turns, each when the one before has ended; when the last did."""
         later: Planned | None = planned
         while later is not None:
@@ -170,8 +184,8 @@ class LoadRun:
             record, answer = await self._one(planned, s_star)
             s_star = record.end_ns
             # An endpoint that tells no token ids gets the conversation without its answers.
-            later = planned.next_turn(answer, self._load.max_len) if has_more() else None
-            if record.status != OK or self._is_over:
+            later = planned.next_turn(answer, self._load.max_len)
+            if record.status != OK or self._is_over or self._is_over_at(s_star):
                 break
         return s_star
 
@@ -185,9 +199,26 @@ class LoadRun:
         finally:
             del self._live[id(record)]
             self._keep(record)
+            if not self._live:
+                for task in self._filling:
+                    task.cancel()
         if record.status == ERROR:
-            await asyncio.sleep(0.01)  # a server that refuses at once is not hammered
+            await asyncio.sleep(PAUSE_S)
         return record, answer
+
+    async def _fill(self, free: int, until: int) -> None:
+        """Keep a place taken behind the end: no records, cut off when the last record is in, and
+        no longer than the load was, lest one request that hangs goes on with it."""
+        task = asyncio.current_task()
+        assert task is not None, "places are tasks"
+        self._filling.append(task)
+        with contextlib.suppress(asyncio.CancelledError):
+            while self._live and free < until:
+                record = new_record(planned := next(self._planned), free)
+                await self._client.send(planned, record)
+                free = record.end_ns
+                if record.status != OK:
+                    await asyncio.sleep(PAUSE_S)
 
     async def _watch(self, looks: list[Look]) -> None:
         while not self._is_over:
@@ -199,7 +230,7 @@ class LoadRun:
                 records = [*self._result.records]
                 records += [replace(r, end_ns=max(now, r.s_star_ns)) for r in self._live.values()]
                 if await asyncio.to_thread(look.is_reached, records):
-                    self._is_over = True
+                    self._is_over, self._end = True, now_ns()
                     self._result.is_overloaded |= isinstance(look, Divergence)
 
     def _keep(self, record: RequestRecord) -> None:

@@ -44,8 +44,9 @@ attainment    share of tokens i with c_i <= s* + ttft_slo + (i - 1) tpot_slo
 L, lambda, W  mean in flight, completions a second, mean e2e of them, all over (a, b];
               residual (L - lambda W) / L: up to 3 % good, to 10 % edge effects, more: not steady
 identity      integral of N(t) dt = sum of W_i over the whole run, exactly
-window        starts after the warm-up (MSER-5 of e2e and of L(t), at most half), ends with the
-              last send
+window        starts after the warm-up (MSER-5 of e2e and of L(t), at most half), of a closed loop
+              not before its last place was taken; ends with the last send that counts. By then
+              the places stay taken until all of these have ended, save under --requests over HTTP
 beyond        queue wait of the engine, else requests waiting over lambda; preemptions;
               refusals (HTTP 429, 503)
 L_max         requests that the tightest resource allows; lambda_max: L_max / W, and no more than

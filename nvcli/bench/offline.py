@@ -57,7 +57,7 @@ def run_latency(
     header["load"] = {"mode": "steps", "text": f"single steps, {repeats} repeats"}
     with RunWriter(path, header) as run:
         measured = run_points(
-            bench, default_points(bench.llm), repeats=repeats, seed=seed, progress=progress
+            bench, default_points(bench), repeats=repeats, seed=seed, progress=progress
         )
         for row in measured.rows:
             run.point(**row)
@@ -85,13 +85,11 @@ def run_throughput(
     points: Sequence[dict[str, Any]] = (),
     until_ci: float | None = None,
     with_gpu: bool = False,
-    stagger_s: float | None = None,
 ) -> Outcome:
     """A closed loop that keeps `concurrency` requests in the engine, without HTTP.
 
     `points` were measured before on the same engine and are stored with it. The first sends are
-    spread over `stagger_s`, the time of a lone request where it is not given. A file that is there
-    gets one run more.
+    spread over the stay of a request. A file that is there gets one run more.
     """
     llm, run_id = bench.llm, new_id()
     if path is not None and not path.exists():
@@ -121,7 +119,11 @@ def run_throughput(
         ),
     }
     first = list(itertools.islice(planned, 1))
-    wait_s = _warm_up(bench, workload)
+    stay_s = _warm_up(bench, workload)
+    if calibration is not None:
+        n_in, n_out = round(workload.in_len.mean), workload.out_len.mean
+        predicted = calibration.perf_model.closed(concurrency, n_in, n_out, llm.max_num_seqs)
+        stay_s = max(stay_s, predicted.e2e_s)
     warm = list(workload.warm_up(**bounds))
     EngineLoop(llm).run_closed(iter(warm), concurrency=1, num_requests=len(warm))
     precision = Precision(header, share=until_ci) if until_ci is not None else None
@@ -144,7 +146,7 @@ def run_throughput(
                 concurrency=concurrency,
                 duration_s=duration_s,
                 num_requests=num_requests,
-                stagger_s=wait_s if stagger_s is None else stagger_s,
+                stagger_s=stay_s,
                 precision=precision,
             )
         except KeyboardInterrupt:
@@ -171,7 +173,7 @@ def run_card(
     start = time.monotonic()
     measured = run_points(
         bench,
-        essential_first(default_points(bench.llm)),
+        essential_first(default_points(bench)),
         repeats=5,
         seed=seed,
         progress=progress,

@@ -14,10 +14,11 @@ from nvcli.bench.client import Client, Endpoint, find_model, probe
 from nvcli.bench.engine_run import model_name
 from nvcli.bench.limits import resources
 from nvcli.bench.load_run import Load, LoadRun
+from nvcli.bench.metrics import mean
 from nvcli.bench.nvml import Sampler
 from nvcli.bench.offline import base_header
 from nvcli.bench.precision import Divergence, Precision
-from nvcli.bench.record import RunWriter, now_ns
+from nvcli.bench.record import OK, RunWriter, now_ns
 from nvcli.bench.workload import Arrival, Workload
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Session:
         self.options = options
         self.path = path
         self.command = command
-        self.wait_s = 0.0  # a lone request's time
+        self._stay_s = 0.0  # of a request: a lone one's, then that of the last load
         self._client: Client | None = None
 
     async def __aenter__(self) -> Session:
@@ -135,7 +136,7 @@ class Session:
                 endpoint.model = await find_model(self._client)
             planned = self._planned()
             await probe(self._client, next(planned))  # connections, compilations
-            self.wait_s = await probe(self._client, next(planned))
+            self._stay_s = await probe(self._client, next(planned))
         except BaseException:
             await self._client.__aexit__()
             raise
@@ -165,7 +166,7 @@ class Session:
     async def measure(self, point: Point) -> LoadResult:
         """Run one load to its end, and store it."""
         assert self._client is not None
-        load = point.load(self.options.workload, self.wait_s)
+        load = point.load(self.options.workload, self._stagger_s(point))
         load.max_len = self.target.max_len
         salt = self._salt()
         await self._warm(salt)
@@ -190,9 +191,22 @@ class Session:
                 client_cpu_s=result.cpu_s,
                 wall_s=result.wall_s,
                 overloaded=result.is_overloaded,
+                drained=result.num_planned == point.num_requests,
                 **gc_watch.as_json(),
             )
+        if stay := mean([r.end_ns - r.s_star_ns for r in result.records if r.status == OK]):
+            self._stay_s = stay / 1e9
         return result
+
+    def _stagger_s(self, point: Point) -> float:
+        """What the first sends of a closed loop are spread over: the stay of a request in it."""
+        found, workload = self.target.calibration, self.options.workload
+        if found is None or point.concurrency is None:
+            return self._stay_s
+        predicted = found.perf_model.closed(
+            point.concurrency, round(workload.in_len.mean), workload.out_len.mean, found.slots
+        )
+        return max(self._stay_s, predicted.e2e_s)
 
     def _header(self, point: Point, gauges: dict[str, float]) -> dict[str, Any]:
         from nvcli.bench.record import new_id

@@ -93,7 +93,7 @@ class Shape:
         """FLOPs of one (query, key) pair."""
         return 4 * self.layers * self.heads * self.head_dim
 
-    def linear_flops(self, num_tokens: int, num_heads: int) -> int:
+    def linear_flops(self, num_tokens: float, num_heads: float) -> float:
         """Of all linear layers over so many tokens, with logits for `num_heads` of them."""
         return 2 * num_tokens * self.p_lin + 2 * num_heads * self.p_head
 
@@ -133,6 +133,10 @@ class Cost:
     per_attention_flop: float
     prefill_fixed: float  # of a step that holds prompts, in place of fixed + weights when larger
     per_token: float = 0.0  # moved between GPUs; a calibration has it in its other terms
+    # What a calibration finds beside them; a datasheet knows nothing of it.
+    lone: float | None = None  # a decode step of one sequence but for its context: other kernels
+    mixed_fixed: float | None = None  # prefill_fixed where others decode in the same step
+    hand_over: float = 0.0  # of a lone request: on its way to the engine and back, beside its steps
     source: str = "datasheet"
 
     @classmethod
@@ -176,10 +180,15 @@ class PerfModel:
         compute = flops * cost.per_linear_flop
         base = cost.fixed + max(cost.weights, compute)
         if p:
-            base = max(base, cost.prefill_fixed + compute)
+            is_mixed = b > 0 and cost.mixed_fixed is not None
+            fixed = cost.mixed_fixed if is_mixed else cost.prefill_fixed
+            base = max(base, (fixed or 0.0) + compute)
+        base += cost.per_sequence * b
+        if cost.lone is not None and not p and 0 < b < 2:  # a mean of 1 and 2 in between
+            share = min(2 - b, 1)
+            base = share * cost.lone + (1 - share) * base
         return (
             base
-            + cost.per_sequence * b
             + cost.per_token * (b + p)
             + cost.per_kv_token * S
             + shape.attention_flops * pairs * cost.per_attention_flop
@@ -205,15 +214,18 @@ class PerfModel:
 
     # --- floors -----------------------------------------------------------------------------------
 
-    def decode_floor(self, hardware: Hardware, b: float = 1, context: float = 0) -> float:
+    def step_floor(self, hardware: Hardware, b: float, S: float, p: int = 0) -> float:
         """No step can be faster than its bytes, or its FLOPs."""
-        read = self.shape.bytes_per_step + self.shape.kv_bytes_per_token * b * context
-        return max(read / hardware.bandwidth, b * self.shape.linear_flops(1, 1) / hardware.flops)
+        read = self.shape.bytes_per_step + self.shape.kv_bytes_per_token * S
+        flops = self.shape.linear_flops(b + p, b + (p > 0))
+        flops += self.shape.attention_flops * pairs_of(p, 0)
+        return max(read / hardware.bandwidth, flops / hardware.flops)
+
+    def decode_floor(self, hardware: Hardware, b: float = 1, context: float = 0) -> float:
+        return self.step_floor(hardware, b, b * context)
 
     def prefill_floor(self, hardware: Hardware, num_tokens: int) -> float:
-        flops = self.shape.linear_flops(num_tokens, 1)
-        flops += self.shape.attention_flops * pairs_of(num_tokens, 0)
-        return max(flops / hardware.flops, self.shape.bytes_per_step / hardware.bandwidth)
+        return self.step_floor(hardware, 0, 0, num_tokens)
 
     # --- under load -------------------------------------------------------------------------------
 

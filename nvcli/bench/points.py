@@ -1,30 +1,35 @@
-"""Micro-benchmarks: single steps of an engine, prefill by length, decode by batch and context."""
+"""Micro-benchmarks: single steps of an engine, prefill by length, decode by batch and context, and
+both in one step.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench.calibrate import Calibration, Sample, calibrate
+from nvcli.bench.calibrate import Calibration, Sample, calibrate, predict
 from nvcli.bench.engine_loop import EngineLoop
 from nvcli.bench.engine_run import Bench, StepLog, model_name
-from nvcli.bench.metrics import percentile
+from nvcli.bench.metrics import mean, percentile
 from nvcli.bench.perf_model import Cost, PerfModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
+    from nvcli.bench.record import RequestRecord
     from nvcli.bench.workload import Planned
     from nvcli.llm import LLM
 
 ROUNDS = {"cuda": 1, "cpu": 3}  # a CPU does other things now and then
+PROMPT_EVERY = 6  # steps from one prompt to the next of a place, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A prefill of p tokens (b = 0), or b sequences decoding at a context of c tokens."""
+    """A prefill of p tokens (b = 0), b sequences decoding at a context of c tokens (p = 0), or both
+    in one step."""
 
     b: int
     p: int
@@ -32,11 +37,16 @@ class Point:
 
     @property
     def name(self) -> str:
-        return f"prefill {self.p}" if self.b == 0 else f"decode b={self.b} at {self.c}"
+        if self.b == 0:
+            return f"prefill {self.p}"
+        prompt = f" with a prompt of {self.p}" if self.p else ""
+        return f"decode b={self.b} at {self.c}{prompt}"
 
 
-def default_points(llm: LLM) -> list[Point]:
-    """Short, middle and long prompts; decode over batch and context, as far as they fit."""
+def default_points(bench: Bench) -> list[Point]:
+    """Short, middle and long prompts; decode over batch and context; prompts beside decodes, as far
+    as they fit."""
+    llm = bench.llm
     room = llm.max_model_len - 33
     pool = llm.startup.num_blocks * llm.startup.block_size
     lengths = sorted({min(n, room, pool // 2) for n in (128, 512, 2048, 8192)})
@@ -50,50 +60,78 @@ def default_points(llm: LLM) -> list[Point]:
             if b <= llm.max_num_seqs and b * (c + 64) <= pool * 0.95 and c > 0
         }
     )
-    return [Point(0, p, 0) for p in lengths if p > 0] + [Point(b, 0, c) for b, c in decode]
+    mixed = [
+        Point(b, p, min(c, middle))
+        for b, p, c in ((4, 128, 128), (16, 512, 1024), (64, 2048, 1024))
+        if b < llm.max_num_seqs and p <= lengths[-1] and b + p <= bench.budget
+        if b * (c + 64) + p <= pool * 0.95
+    ]
+    return [
+        *(Point(0, p, 0) for p in lengths if p > 0),
+        *(Point(b, 0, c) for b, c in decode),
+        *mixed,
+    ]
 
 
-def measure_point(
-    bench: Bench, point: Point, *, repeats: int, seed: int
-) -> tuple[list[float], float]:
-    """Times of the point, and the mean S of its steps (0 for a prefill)."""
+@dataclass(slots=True)
+class Timed:
+    """Times of a point's steps, the mean S of those that decode, and what a lone request took
+    beside its steps."""
+
+    times: list[float] = field(default_factory=list)
+    depths: list[float] = field(default_factory=list)
+    hand_overs: list[float] = field(default_factory=list)
+
+    def add(self, other: Timed) -> None:
+        self.times += other.times
+        self.depths += other.depths
+        self.hand_overs += other.hand_overs
+
+
+def measure_point(bench: Bench, point: Point, *, repeats: int, seed: int) -> Timed:
+    """Run the engine until it has done the point's steps."""
     import numpy as np
 
-    from nvcli.bench.workload import Planned
+    from nvcli.bench.workload import Planned, random_ids
 
-    llm = bench.llm
+    llm, found = bench.llm, Timed()
     rng = np.random.default_rng([seed, time.monotonic_ns()])
 
-    def ids(n: int) -> list[int]:
-        return [int(i) for i in rng.integers(0, llm.vocab_size, n)]
+    def planned(index: int, n: int, n_out: int) -> Planned:
+        return Planned(index, random_ids(rng, llm.vocab_size, n), n_out)
 
-    times, depths = [], []
     if point.b == 0:
         for _ in range(repeats + 1):
             with StepLog(llm) as log:
-                _drive(llm, iter([Planned(0, ids(point.p), 1)]), 1)
-            times.append(sum(s.dt_s for s in log.steps))
-        return times[1:], 0.0
-    num_steps = max(repeats + 3, 12)
+                (record,) = _drive(llm, [planned(0, point.p, 1)], 1)
+            in_steps = sum(s.dt_s for s in log.steps)
+            found.times.append(in_steps)
+            found.hand_overs.append((record.end_ns - record.s_ns) / 1e9 - in_steps)
+        return Timed(found.times[1:], [], found.hand_overs[1:])
+    # A prompt beside them takes its place again some steps after the one before was answered.
+    num_steps = (PROMPT_EVERY if point.p else 1) * max(repeats + 3, 12)
     num_steps += -(-point.b * point.c // bench.budget)  # the first decodes while others prefill
+    requests = [planned(i, point.c, num_steps + 4) for i in range(point.b)]
+    if point.p:
+        requests += [planned(point.b + i, point.p, 1) for i in range(repeats + 3)]
     with StepLog(llm) as log:
-        planned = (Planned(i, ids(point.c), num_steps + 4) for i in range(point.b))
-        _drive(llm, planned, point.b)
+        _drive(llm, requests, point.b + (point.p > 0))
     for step in log.steps:
-        if step.p == 0 and step.b == point.b:
-            times.append(step.dt_s)
-            depths.append(step.S)
-    times, depths = times[2:] or times, depths[2:] or depths
-    return times, sum(depths) / len(depths) if depths else 0.0
+        if (step.p, step.b) == (point.p, point.b):
+            found.times.append(step.dt_s)
+            found.depths.append(float(step.S))
+    skip = 2 if point.p == 0 and len(found.times) > 2 else 0
+    return Timed(found.times[skip:], found.depths[skip:])
 
 
-def _drive(llm: LLM, planned: Iterator[Planned], number: int) -> None:
+def _drive(llm: LLM, planned: list[Planned], places: int) -> list[RequestRecord]:
     loop = EngineLoop(llm)
     try:
-        loop.run_closed(planned, concurrency=number, num_requests=number)
+        loop.run_closed(iter(planned), concurrency=places, num_requests=len(planned), fills=False)
     except KeyboardInterrupt:
         loop.abandon()  # nothing of it goes on in the engine
         raise
+    return loop.records
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +160,7 @@ def run_points(
     """
     rounds = rounds or ROUNDS[bench.device]
     warm = Point(0, min(64, bench.llm.max_model_len - 2), 0)
-    times_of: dict[Point, list[float]] = {}
-    depth_of: dict[Point, float] = {}
+    timed: dict[Point, Timed] = {}
     was_interrupted = False
     try:
         measure_point(bench, warm, repeats=2, seed=seed)
@@ -133,41 +170,19 @@ def run_points(
             if is_late and (number > 0 or index >= 5):
                 continue
             progress(f"{point.name}, round {number + 1} of {rounds}")
-            times, depth = measure_point(bench, point, repeats=-(-repeats // rounds), seed=seed)
-            if times:
-                times_of.setdefault(point, []).extend(times)
-                depth_of[point] = depth
+            found = measure_point(bench, point, repeats=-(-repeats // rounds), seed=seed)
+            if found.times:
+                timed.setdefault(point, Timed()).add(found)
     except KeyboardInterrupt:
         was_interrupted = True
-    measured: list[tuple[Point, list[float], Sample]] = []
-    for point, times in times_of.items():
-        median = percentile(sorted(times), 0.5)
-        sample = Sample(point.name, point.b, depth_of[point], point.p, 0, median)
-        measured.append((point, times, sample))
-    samples = [sample for _, _, sample in measured]
-    found = calibrate(bench.shape, bench.hardware, samples, budget=bench.budget, key=bench.key)
-    if found is not None:
-        found.depth = bench.depth
-        startup = bench.llm.startup
-        found.model_name = model_name(bench.llm.model_name)
-        found.slots = bench.llm.max_num_seqs
-        found.max_model_len = startup.max_model_len
-        found.num_blocks, found.block_size = startup.num_blocks, startup.block_size
-    model = PerfModel(
-        bench.shape, found.cost if found else Cost.from_datasheet(bench.shape, bench.hardware),
-        bench.budget,
-    )  # fmt: skip
+    samples = {p: _sample(p, of) for p, of in timed.items()}
+    hand_overs = [value for of in timed.values() for value in of.hand_overs]
+    calibration = _calibrated(bench, list(samples.values()), hand_overs)
+    cost = Cost.from_datasheet(bench.shape, bench.hardware)
+    model = PerfModel(bench.shape, calibration.cost if calibration else cost, bench.budget)
     rows = []
-    for point, times, sample in measured:
-        if point.b == 0:
-            floor = model.prefill_floor(bench.hardware, point.p)
-            predicted, tokens = model.prefill(point.p), point.p
-        else:
-            floor = model.decode_floor(bench.hardware, point.b, sample.S / point.b)
-            predicted, tokens = model.step(point.b, sample.S), point.b
-        error = found.errors.get(point.name) if found else None
-        if error is not None:
-            predicted = sample.t_s * (1 + error)
+    for point, sample in samples.items():
+        error = calibration.errors.get(point.name) if calibration else None
         rows.append(
             {
                 "name": point.name,
@@ -175,11 +190,40 @@ def run_points(
                 "S": sample.S,
                 "p": point.p,
                 "c": 0,
-                "tokens": tokens,
-                "t_s": times,
-                "floor_s": floor,
-                "predicted_s": predicted,
+                "tokens": point.b + point.p,
+                "t_s": timed[point].times,
+                "floor_s": model.step_floor(bench.hardware, point.b, sample.S, point.p),
+                "predicted_s": predict(model, sample)
+                if error is None
+                else sample.t_s * (1 + error),
                 "predictor": "leave-one-out" if error is not None else model.cost.source,
             }
         )
-    return Measured(rows, found, was_interrupted)
+    return Measured(rows, calibration, was_interrupted)
+
+
+def _sample(point: Point, timed: Timed) -> Sample:
+    median = percentile(sorted(timed.times), 0.5)
+    return Sample(point.name, point.b, mean(timed.depths) or 0.0, point.p, 0, median)
+
+
+def _calibrated(bench: Bench, samples: list[Sample], hand_overs: list[float]) -> Calibration | None:
+    found = calibrate(
+        bench.shape,
+        bench.hardware,
+        samples,
+        budget=bench.budget,
+        key=bench.key,
+        has_lone_kernels=bench.device == "cuda",
+    )
+    if found is None:
+        return None
+    startup = bench.llm.startup
+    hand_over = percentile(sorted(hand_overs), 0.5) if hand_overs else 0.0
+    found.cost = replace(found.cost, hand_over=max(hand_over, 0.0))
+    found.depth = bench.depth
+    found.model_name = model_name(bench.llm.model_name)
+    found.slots = bench.llm.max_num_seqs
+    found.max_model_len = startup.max_model_len
+    found.num_blocks, found.block_size = startup.num_blocks, startup.block_size
+    return found

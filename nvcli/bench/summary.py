@@ -65,7 +65,7 @@ def summarize(run: Run) -> Summary:
         base["points"] = [_point(point) for point in run.points]
     sent = [r for r in run.requests if r.status in (OK, ERROR, TIMEOUT, UNFINISHED)]
     if not sent:
-        base["model_rows"] = model_rows(run, None)
+        base["model_rows"] = []
         return Summary(base)
     return _summarize_requests(run, sent, base)
 
@@ -104,6 +104,8 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     flight = little.InFlight.of(spans)
     window = find_window(run, ordered, values, flight, last)
     inside = [r for r in ordered if window.start_ns <= r.s_star_ns <= window.end_ns]
+    done = [r for r in inside if r.status == OK]
+    known = [r for r in done if r.n_in]
     pools = pool(values[id(r)] for r in inside)
     identity = little.identity([(r.s_star_ns, r.end_ns) for r in ordered])
     law = little.law(spans, window.start_ns, window.end_ns)
@@ -147,18 +149,18 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
         "identity_error": identity.relative_error,
         **server_side(run, law, window, pools),
     }
-    mean_out = metrics.mean([r.num_tokens for r in inside if r.status == OK])
+    mean_out = metrics.mean([r.num_tokens for r in done])
     json["tail"] = {
         "mean_output_tokens": mean_out,
         "chance_above_itl_p99": metrics.tail_chance(mean_out)
         if mean_out and len(pools["itl"]) >= metrics.min_samples(0.99)
         else None,
     }
-    json["breakdown_ms"] = breakdown([r for r in inside if r.status == OK])
+    json["breakdown_ms"] = breakdown(done)
     json["beyond"] = beyond_limits(run, inside, law, window)
     json["limits"] = limits_json(
         run,
-        [r for r in inside if r.status == OK],
+        done,
         law.L if law.num_ended else None,
         law.W,
         metrics.finite_mean(pools["tpot"]),
@@ -168,10 +170,10 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     json["turns"] = _turns(inside, values)
     json["until_ci"] = _until_ci(run, json)
     json["energy"] = _energy(run, found, window)
-    json["model_rows"] = model_rows(run, json)
-    json["model_max"] = model_max(run, json)
+    json["model_rows"] = model_rows(run, known, json)
+    json["model_max"] = model_max(run, known, json)
     _bound_rate(json)
-    json["amdahl"] = amdahl_rows(run, json)
+    json["amdahl"] = amdahl_rows(run, known, json)
     json["warnings"] = warnings(run, inside, law, window, counts, pools)
     reasons = unsound(run, json, identity, law, window, pools)
     json["verdict"] = {"sound": not reasons, "reasons": reasons}

@@ -6,6 +6,10 @@ launched already; the step after that computes its prompt. So of B requests in a
 stays q + m + O - 1 steps: q waiting (depth + 1; none for a lone request), m for its prompt, and
 O - 1 for its other tokens. Every step holds k prompts of others, k binomial; each kind of step has
 its mean time, and the stay is their sum. Little's law holds by construction, X = B / W.
+
+The way to the engine and back (`Cost.hand_over`) is added to a lone request. Beside others it takes
+place while steps run: the answer before was told later by as much, so nothing is added, until it
+is longer than the step that runs and the request misses the next one.
 """
 
 from __future__ import annotations
@@ -123,8 +127,10 @@ def _stay(model: PerfModel, b: float, n_in: int, n_out: float, cached: int) -> _
     pieces, size = _pieces(model, n_in - cached)
     if b <= 1:
         step, alone = model.decode(1, n_in + n_out / 2), model.prefill(n_in, cached)
-        return _Stay(0.0, alone, step, alone + max(n_out - 1, 0) * step)
-    waits = model.depth + 1.0
+        wait = model.cost.hand_over
+        return _Stay(wait, alone, step, wait + alone + max(n_out - 1, 0) * step)
+    missed = model.cost.hand_over / model.decode(b, n_in + n_out / 2)
+    waits = model.depth + max(1.0, 0.5 + missed)
     steps = max(n_out - 1, 0) + pieces + waits
     # Where steps cannot hold all prompts of a stay, they take turns.
     turns = b * (n_in - cached) / model.budget
@@ -157,7 +163,7 @@ def _first_token(
     alone = model.prefill(n_in, cached)
     # Near the limit of prompts alone they queue behind one another over many steps.
     in_line = queueing.md1_wait(rate, alone)
-    return max(
+    return model.cost.hand_over + max(
         busy * (seen / 2 + model.depth * mean) + pieces * own,
         alone + in_line if in_line is not None else 0.0,
     )

@@ -44,6 +44,10 @@ def find_window(
         return Window(min(first + int(float(warmup) * 1e9), end), end, f"{float(warmup):g} s cut")
     middle = first + (end - first) // 2
     start = first
+    load = run.header.get("load", {})
+    places = int(load.get("concurrency") or 0) if load.get("mode") == "closed" else 0
+    if len(ordered) >= 2 * places > 0:  # before the last place was taken it was another load
+        start = min(ordered[places - 1].s_star_ns, middle)
     done = sorted((r for r in ordered if r.status == OK and r.chunks), key=lambda r: r.end_ns)
     times = [v for r in done if (v := values[id(r)].e2e) is not None and math.isfinite(v)]
     cut = stats.mser5(times)
@@ -56,7 +60,7 @@ def find_window(
     window = Window(start, end, "MSER-5")
     ttfts = [(r.s_star_ns, v) for r in ordered if r.s_star_ns >= start
              and (v := values[id(r)].ttft) is not None and math.isfinite(v)]  # fmt: skip
-    if run.header.get("load", {}).get("mode") == "open" and len(series) >= 20:
+    if load.get("mode") == "open" and len(series) >= 20:
         grid = [float(i) for i in range(len(series) - cut)]
         window.is_overloaded = stats.slope_is_up(grid, series[cut:]) and stats.slope_is_up(
             [float(t - first) for t, _ in ttfts], [v for _, v in ttfts]

@@ -24,7 +24,6 @@ from nvcli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_FIRST_ID = 0
 WARM = 64  # prompts of a warm run; more may not fit its cache
 
 
@@ -191,7 +190,7 @@ class Workload:
         lengths = np.random.default_rng([self.seed, 1])
         content = np.random.default_rng([self.seed, 2, 0 if self.cache == "keep" else salt])
         prefix_len, groups = parse_prefix(self.prefix)
-        prefixes = [_ids(content, vocab_size, prefix_len) for _ in range(groups)]
+        prefixes = [random_ids(content, vocab_size, prefix_len) for _ in range(groups)]
         stored = None if self.data == "random" else read_prompts(self.data)
         repeats = self.cache == "warm" and not prefixes
         if stored is not None and repeats:
@@ -205,12 +204,15 @@ class Workload:
             if repeats and len(warm) == WARM:
                 prompt = warm[index % WARM]
             else:
-                prompt = _ids(content, vocab_size, n_in)
+                prompt = random_ids(content, vocab_size, n_in)
                 warm += [prompt] if repeats else []
             if prefixes:
                 prompt = prefixes[index % groups] + prompt
             later = [
-                (_ids(content, vocab_size, self.in_len.draw(lengths)), self.out_len.draw(lengths))
+                (
+                    random_ids(content, vocab_size, self.in_len.draw(lengths)),
+                    self.out_len.draw(lengths),
+                )
                 for _ in range(self.turns - 1)
             ]
             if max_len is not None:  # an answer of one token at least
@@ -255,8 +257,9 @@ def parse_prefix(text: str | None) -> tuple[int, int]:
     return found
 
 
-def _ids(rng: np.random.Generator, vocab_size: int, n: int) -> list[int]:
-    return [int(i) for i in rng.integers(_FIRST_ID, vocab_size, n)]
+def random_ids(rng: np.random.Generator, vocab_size: int, n: int) -> list[int]:
+    ids: list[int] = rng.integers(0, vocab_size, n).tolist()
+    return ids
 
 
 def _file_name(data: str) -> str:

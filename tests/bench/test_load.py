@@ -107,6 +107,27 @@ def most_at_once(records: list[RequestRecord]) -> int:
     return max(itertools.accumulate(change for _, change in events))
 
 
+def test_places_stay_taken_until_all_that_counts_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends are spread over a quarter of 0.4 s, answers take 0.25 s: at the end all places run."""
+    sends: list[str] = []
+    real = Client.send
+
+    async def send(self: Client, planned: Planned, record: RequestRecord) -> list[int]:
+        sends.append(planned.id)
+        return await real(self, planned, record)
+
+    monkeypatch.setattr(Client, "send", send)
+    with stub_server(250, 0, 0) as url:
+        result = drive(url, Load(concurrency=4, duration_s=0.4, stagger_s=1.0))
+        first = min(r.s_star_ns for r in result.records)
+        assert {r.status for r in result.records} == {"ok"}
+        assert max(r.s_star_ns for r in result.records) < first + 0.4e9
+        assert len(result.records) == result.num_planned < len(sends)
+        sends.clear()
+        result = drive(url, Load(concurrency=4, num_requests=6))
+    assert len(result.records) == len(sends) == 6  # a number is that number
+
+
 def test_capped_open_loop_counts_the_wait_for_a_place() -> None:
     with stub_server(100, 0, 0) as url:
         result = drive(url, Load(times=[0.0, 0.001, 0.002], cap=1))

@@ -87,6 +87,26 @@ def test_warm_up_is_cut(tmp_path: Path) -> None:
     assert j["window"]["start_s"] <= j["window"]["end_s"] / 2 + 0.01
 
 
+def test_a_loop_that_emptied_is_told(tmp_path: Path) -> None:
+    """Four places, twenty requests each: three or four of eighty end behind the last send."""
+    for num_each, is_told in ((10, True), (100, False)):
+        (run,) = read_runs(store(tmp_path / f"{num_each}.jsonl", closed_loop(num_each)))
+        run.end["drained"] = True
+        assert is_told == any("emptied" in w for w in summarize(run).json["warnings"])
+        run.end["drained"] = False
+        assert not any("emptied" in w for w in summarize(run).json["warnings"])
+
+
+def test_what_comes_before_the_last_place_is_taken_is_cut(tmp_path: Path) -> None:
+    """Four places are taken one after the other, 12.5 ms apart."""
+    (run,) = read_runs(store(tmp_path / "r.jsonl", closed_loop(5), warmup="auto"))
+    sends = sorted(r.s_star_ns for r in run.requests)
+    assert summarize(run).json["window"]["start_s"] >= (sends[3] - sends[0]) / 1e9
+    few = closed_loop(1)  # every request is one of the first
+    (run,) = read_runs(store(tmp_path / "few.jsonl", few, warmup="auto"))
+    assert summarize(run).json["window"]["start_s"] == 0
+
+
 def test_late_client_is_unsound_in_an_open_loop(tmp_path: Path) -> None:
     records = closed_loop()
     for r in records:

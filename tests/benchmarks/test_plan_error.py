@@ -22,7 +22,7 @@ plan_error.SHAPES["tiny"] = Shape(64, 64, 1, 8, 8, tied=True)
 plan_error.SHORTEST_S = 0.3
 from nvcli.bench import points
 few = [(0, 8, 0), (0, 16, 0), (1, 0, 8), (1, 0, 16), (2, 0, 8)]
-points.default_points = lambda llm: [points.Point(*p) for p in few]
+points.default_points = lambda bench: [points.Point(*p) for p in few]
 sys.argv = ["plan_error", "tiny", "--concurrency", "1,2", "--in-len", "8", "--out-len", "4",
             "--max-num-seqs", "2", "--duration", "1", "--repeat", "3", "--rounds", "1"]
 plan_error.main()
