@@ -18,9 +18,11 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from nvcli.errors import EngineClosedError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +31,18 @@ if TYPE_CHECKING:
 # by other means, and sooner (`engine.workers`).
 TIMEOUT = timedelta(minutes=10)
 _ABORT_S = 5.0
+# What a GPU may write to its peers in one of our own all-reduces: for more, NCCL's, which writes
+# less. Between two GPUs these are 64 rows of 5,120 in 16 bits, whose words are on the link for a
+# fourth of the time that NCCL takes to start. `python -m benchmarks.tensor_parallel reduce`
+# measures where the limit belongs.
+SHORT_BYTES = 64 * 5120 * 4
+MAX_SHORT_ROWS = 256  # each has a program, and all programs are on the GPU at once
+
+
+def short_rows(size: int, columns: int, itemsize: int) -> int:
+    """How many rows of so many columns our own all-reduce takes; 0: not even one."""
+    each = (size - 1) * columns * 2 * itemsize  # an element travels beside a number of its size
+    return min(SHORT_BYTES // each, MAX_SHORT_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,22 @@ class Share:
         return self.count == self.whole
 
 
+class ShortSums(Protocol):
+    """What takes sums of few rows from the library: `kernels.all_reduce`."""
+
+    def fits(self, x: Tensor) -> bool: ...
+    def fits_norm(self, x: Tensor) -> bool: ...
+    def all_reduce(self, x: Tensor) -> Tensor: ...
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+
+    @property
+    def gave_up(self) -> bool: ...
+
+
 class TPGroup:
     """One rank's end of the group. Operations are called by all ranks in the same order; they
     enqueue on the current stream and can be captured in a CUDA graph.
@@ -63,6 +93,7 @@ class TPGroup:
         self.rank = rank
         self.size = size
         self._backend = backend  # a torch.distributed process group of our own
+        self.short: ShortSums | None = None  # set by `engine.peers`
         if size > 1:
             import torch.distributed.distributed_c10d as c10d
 
@@ -103,9 +134,25 @@ class TPGroup:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, written to `x`, which must be contiguous."""
+        if self.short is not None and self.short.fits(x):
+            return self.short.all_reduce(x)
+        return self.library_sum(x)
+
+    def library_sum(self, x: Tensor) -> Tensor:
+        """The same, by NCCL or gloo."""
         if self.size > 1:
             _wait(self._backend.allreduce([x], self._sum))
         return x
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """`all_reduce`, the residual's addition and the norm as one kernel, where there is one for
+        x: (norm of the sum, the sum), [T, E] each. None where there is not, and nothing done.
+        """
+        if self.short is None or not self.short.fits_norm(x):
+            return None
+        return self.short.add_rms_norm(x, residual, weight, eps)
 
     def gather_columns(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """All ranks' columns beside each other, the same bits on every rank.
@@ -145,11 +192,29 @@ class TPGroup:
         """Wait for the others and open the connections: the first operation would otherwise."""
         self.least([0], device)
 
+    def check(self) -> None:
+        """Raises `EngineClosedError` once an operation has waited too long for another rank."""
+        if self.short is not None and self.short.gave_up:
+            raise EngineClosedError(
+                f"the engine stopped: rank {self.rank} of {self.size} waited too long for another"
+            )
+
+    def stop_waiting(self) -> None:
+        """Our own operations wait for no other rank any more: they return rubbish."""
+        if self.short is not None:
+            self.short.stop()
+
+    def close(self) -> None:
+        """Give our own operations' memory back, when nothing runs any more. Safe to call twice."""
+        if self.short is not None:
+            self.short.close()
+
     def abort(self) -> None:
         """Make operations that wait for a dead rank return, with rubbish. From any thread.
 
         The library may take its time, as long as captured graphs are alive; it is not waited for.
         """
+        self.stop_waiting()
         abort = getattr(self._backend, "abort", None)
         if abort is None:
             return

@@ -73,6 +73,7 @@ class FakeStream(Iterator[RequestOutput]):
 STARTUP = SimpleNamespace(
     device="cpu",
     tensor_parallel_size=1,
+    all_reduce="",
     dtype="float32",
     kv_cache_dtype="float32",
     deterministic=False,

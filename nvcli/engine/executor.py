@@ -93,6 +93,8 @@ class TensorParallelDevice:
             raise reason from error
         except BaseException:  # Ctrl-C while loading
             self._workers.close()
+            if self._workers.group is not None:
+                self._workers.group.stop_waiting()
             raise
 
     # --- as of a runner --------------------------------------------------------------------------
@@ -145,6 +147,8 @@ class TensorParallelDevice:
         self._check_open()
         try:
             result = self._runner.collect(ticket)
+            if self._workers.group is not None:
+                self._workers.group.check()
         except Exception as error:
             raise self._lost(error) from error
         self._check_open()  # else it may be what an aborted group left
@@ -175,11 +179,15 @@ class TensorParallelDevice:
         self._is_closed = True
         import torch
 
+        group = self._workers.group
         self._workers.close()
+        if group is not None:
+            group.stop_waiting()  # a step may be in flight that the others will not take part in
         self._runner.close()
         gc.collect()  # captured graphs, which hold the group
-        if self._workers.group is not None:
-            self._workers.group.abort()
+        if group is not None:
+            group.abort()
+            group.close()
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
 

@@ -68,6 +68,7 @@ class StartupReport:
     pool_bytes: int
     weights_bytes: int  # of this rank, as `pool_bytes`
     tensor_parallel_size: int = 1
+    all_reduce: str = ""  # what sums over the ranks, in words
     deterministic: bool = False
     num_kernels: int = 0  # compiled before the first step, or found compiled
     num_graphs: int = 0
@@ -127,6 +128,13 @@ class ModelRunner(StepRunner):
             dtype=resolve_kv_dtype(config.kv_cache_dtype, self.dtype),
         )
         stage_s: dict[str, float] = {}
+        all_reduce = ""
+        if group.size > 1:
+            from nvcli.engine.peers import connect
+
+            with _stage(stage_s, "all-reduce"):
+                hidden, fuses_norm = model_config.hidden_size, not config.deterministic
+                all_reduce = connect(group, hidden, self.dtype, self.device, fuses_norm=fuses_norm)
         memory_before = self._free_memory()
         with _stage(stage_s, "weights"):
             self.model = model if model is not None else self._load_model(folder)
@@ -165,6 +173,7 @@ class ModelRunner(StepRunner):
             pool_bytes=self.kv_cache.nbytes,
             weights_bytes=self._weights_bytes,
             tensor_parallel_size=group.size,
+            all_reduce=all_reduce,
             deterministic=config.deterministic,
             num_kernels=num_kernels,
             num_graphs=self.graphs.num_graphs if self.graphs is not None else 0,

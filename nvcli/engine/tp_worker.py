@@ -64,6 +64,7 @@ def _work(pipe: Connection, orders: dict[str, Any]) -> None:
     pipe.send_bytes(pickle.dumps("ready"))
     mirror = PlanMirror(runner.max_num_seqs)
     while record := pipe.recv_bytes():
+        group.check()
         runner.launch(mirror.decode(record))
 
 

@@ -180,16 +180,28 @@ def norm_swiglu(
         if whole is not None:
             return gemv.norm_swiglu(x, residual, norm_weight, eps, weight, whole)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
-    if _use_triton(x) and _is_plain(normed, weight, bias) and not deterministic:
+    return linear_swiglu(normed, weight, bias, deterministic=deterministic), total
+
+
+def linear_swiglu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, deterministic: bool = False
+) -> Tensor:
+    """silu_and_mul(linear(x)).
+
+    x:       [T, E]
+    weight:  [2F, E], gate above up
+    returns  [T, F]
+    """
+    if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
         from nvcli.kernels import gemm, skinny, tuned
 
-        shape = (normed.shape[0], normed.shape[1], weight.shape[0] // 2)
-        cut = tuned.choose("swiglu", *shape, normed.device, normed.dtype)
+        shape = (x.shape[0], x.shape[1], weight.shape[0] // 2)
+        cut = tuned.choose("swiglu", *shape, x.device, x.dtype)
         if isinstance(cut, tuned.Skinny):
-            return skinny.swiglu(normed, weight, cut), total
+            return skinny.swiglu(x, weight, cut)
         if isinstance(cut, tuned.Tiles):
-            return gemm.swiglu(normed, weight, cut), total
-    return silu_and_mul(linear(normed, weight, bias, deterministic=deterministic)), total
+            return gemm.swiglu(x, weight, cut)
+    return silu_and_mul(linear(x, weight, bias, deterministic=deterministic))
 
 
 def _norm_of_sum(

@@ -101,7 +101,7 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,  # [T, E] or addends, what the layer before adds to the residual
+        x: Tensor,  # [T, E] or addends, what the layer before adds to the residual, or a part of it
         residual: Tensor | None,  # [T, E]; None before the first layer
         norm: RMSNorm,  # of their sum, before the projection
         rotary: tuple[Tensor, Tensor],  # [T, D] each

@@ -5,7 +5,8 @@ v_proj one below the other. The loader asks `checkpoint_parts` which of a checkp
 which rows, so that fusing costs no copy and no tensor is forgotten.
 
 Under tensor parallelism a parameter is this rank's share: of the rows of each part, or of the
-columns, and then the ranks' products are summed (see `nvcli.parallel`).
+columns (see `nvcli.parallel`). In the second case the product is this rank's part of a sum, as is
+what the embedding gives, and the norm that takes it adds the ranks' parts up (`layers.norm`).
 
 Parameters are born as NaN: a row that no tensor filled cannot pass for a weight.
 """
@@ -57,8 +58,8 @@ class Linear(nn.Module):
     """y = x W^T + b over named parts, whose rows stand one below the other in W.
 
     parts: name in the checkpoint -> output rows, in order. A plain layer has one part.
-    in_features: a share that is not whole makes a row-parallel layer: the products are summed over
-    the group, and the bias, which every rank has whole, is added to the sum.
+    in_features: a share that is not whole makes a row-parallel layer, whose products are parts of a
+    sum over the group. All ranks have the bias, and the first one adds it.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class Linear(nn.Module):
         self.deterministic = False  # see `kernels.linear`; the runner sets it
         self.parts = parts
         self.columns = Share.all_of(in_features) if isinstance(in_features, int) else in_features
-        self.group = group
-        self.sums = not self.columns.is_whole
+        self.is_part = not self.columns.is_whole
+        self.adds_bias = not self.is_part or group.rank == 0
         out_features = sum(share.size for share in parts.values())
         self.weight = unfilled(out_features, self.columns.size, dtype=dtype, device=device)
         self.bias = unfilled(out_features, dtype=dtype, device=device) if bias else None
@@ -86,22 +87,21 @@ class Linear(nn.Module):
             start += share.size
         assert not (bias and any(share.padding for share in parts.values())), "a padded bias"
 
-    def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
-        if not self.sums:
-            return self.product(x, self.bias)
-        y = self.group.all_reduce(self.product(x, None))
-        return y if self.bias is None else y.add_(self.bias)
+    def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out], or this rank's part of it
+        return self.product(x, self.bias if self.adds_bias else None)
 
     def addends(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out], or what adds up to it, [S, T, out] float32, for `RMSNorm` to add."""
-        if self.sums or self.bias is not None:
+        """[T, in] -> [T, out], or what adds up to it, [S, T, out] float32, for `RMSNorm` to add.
+        A part of a sum over the ranks has no addends.
+        """
+        if self.is_part or self.bias is not None:
             return cast("Tensor", self(x))
         return kernels.linear(
             x, self.weight, None, deterministic=self.deterministic, as_addends=True
         )
 
     def product(self, x: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-        """This rank's share: x W^T, into `out` where it is given."""
+        """x W^T, into `out` where it is given."""
         return kernels.linear(x, self.weight, bias, out, deterministic=self.deterministic)
 
     def checkpoint_parts(self) -> Iterator[tuple[str, Part]]:
@@ -119,7 +119,8 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """Token ids -> hidden states; its weight may serve as the LM head too.
 
-    Under tensor parallelism each rank holds some ids' rows and answers zero for the others'.
+    Under tensor parallelism each rank holds some ids' rows and answers zero for the others', so
+    what it gives is its part of a sum.
     """
 
     def __init__(
@@ -132,7 +133,6 @@ class Embedding(nn.Module):
         group: TPGroup = SOLO,
     ) -> None:
         super().__init__()
-        self.group = group
         self.share = group.padded_share(vocab_size)
         self.weight = unfilled(self.share.size, hidden_size, dtype=dtype, device=device)
         clear_padding(self.weight, self.share)
@@ -143,7 +143,7 @@ class Embedding(nn.Module):
         local = input_ids - self.share.start
         is_mine = (local >= 0) & (local < self.share.count)
         x = torch.nn.functional.embedding(local.clamp(0, self.share.size - 1), self.weight)
-        return self.group.all_reduce(x.masked_fill_(~is_mine[:, None], 0))
+        return x.masked_fill_(~is_mine[:, None], 0)
 
     def checkpoint_parts(self) -> Iterator[tuple[str, Part]]:
         """As in `Linear`, relative to this module."""

@@ -2,7 +2,8 @@
 
 Names are the checkpoint's, with q/k/v and gate/up fused. The residual travels beside the hidden
 states, so that adding it and the next norm are one op. Under tensor parallelism the layers hold
-this rank's share and sum over the group where `o_proj`, `down_proj` and the embedding end.
+this rank's share; what `o_proj`, `down_proj` and the embedding give is a part of a sum over the
+group, which the next norm begins with.
 Dimension key: T tokens, E hidden, F intermediate, V vocabulary, R rows that need logits.
 """
 
@@ -62,9 +63,11 @@ class Qwen3Layer(nn.Module):
     ) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
+        self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device, group=group)
         self.self_attn = Attention(config, layer, dtype=dtype, device=device, group=group)
-        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
+        self.post_attention_layernorm = RMSNorm(
+            hidden, eps, dtype=dtype, device=device, group=group
+        )
         self.mlp = Qwen3MLP(config, dtype=dtype, device=device, group=group)
 
     def forward(
@@ -97,7 +100,7 @@ class Qwen3Model(nn.Module):
             Qwen3Layer(config, i, dtype=dtype, device=device, group=group)
             for i in range(config.num_layers)
         )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device, group=group)
         self.rotary = RotaryEmbedding(
             config.rope, config.head_dim, config.max_model_len, device=device
         )

@@ -31,9 +31,9 @@ def startup_lines(report: Startup) -> list[str]:
     """What `-v` and `/show model` tell: where it runs, what it holds, what took how long."""
     tokens = report.num_blocks * report.block_size
     num_ranks = report.tensor_parallel_size
-    where, each = (
-        (f"{num_ranks} x {report.device}", " each") if num_ranks > 1 else (report.device, "")
-    )
+    where, each = report.device, ""
+    if num_ranks > 1:
+        where, each = f"{num_ranks} x {report.device} (sums: {report.all_reduce})", " each"
     kind = "" if report.kv_cache_dtype == report.dtype else f" in {report.kv_cache_dtype}"
     mode = ", deterministic" if report.deterministic else ""
     lines = [

@@ -21,6 +21,7 @@ from nvcli.models.config import ModelConfig
 from nvcli.types import FinishReason, SamplingParams
 from tests.builders import Log, run
 from tests.engine.rank_threads import RankThreads
+from tests.engine.short_sums import LibrarySums
 from tests.engine.test_model_runner import Driver
 from tests.tiny import write_tensors, write_tiny_checkpoint
 
@@ -104,6 +105,28 @@ def test_logits_equal_those_of_one_rank(make: Make, tmp_path: Path, name: str, b
     for logits in found:
         assert torch.allclose(logits, expected, atol=1e-4, rtol=1e-4)
         assert torch.equal(logits, found[0])  # or ranks could sample differently
+
+
+@pytest.mark.parametrize("fuses_norm", [True, False])
+@pytest.mark.parametrize("name", ["two ranks", "three ranks", "Llama with biases everywhere"])
+def test_sums_of_few_rows_are_the_short_ones(
+    make: Make, tmp_path: Path, name: str, fuses_norm: bool
+) -> None:
+    """Of a step of 11 rows, and of none in one of 14: every sum of the layers is one of theirs."""
+    size, model = MODELS[name]
+    ranks = make(size, model)
+    short = [LibrarySums(runner.group, 11, fuses_norm=fuses_norm) for runner in ranks.runners]
+    for runner, sums in zip(ranks.runners, short, strict=True):
+        runner.group.short = sums
+    num_sums = 2 * ranks.runners[0].model_config.num_layers + 1
+    for prompts in ([PROMPT], [PROMPT, PROMPT[:3]]):
+        expected = logits_of(solo(tmp_path / "tiny"), plan_of(prompts))
+        found = ranks.everywhere(lambda rank, p=prompts: logits_of(ranks.runners[rank], plan_of(p)))
+        for logits in found:
+            assert torch.allclose(logits, expected, atol=1e-4, rtol=1e-4)
+            assert torch.equal(logits, found[0])
+        for sums in short:
+            assert sums.calls == ["norm" if fuses_norm else "sum"] * num_sums
 
 
 def test_a_rank_holds_its_share_only(make: Make, tmp_path: Path) -> None:

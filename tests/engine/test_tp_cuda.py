@@ -11,7 +11,8 @@ import torch
 
 from nvcli import LLM, SamplingParams
 from nvcli.types import FinishReason
-from tests.engine.test_tp_processes import is_alive, wait_until, worker_pids
+from tests.engine.test_tp_processes import is_alive, worker_pids
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.multi_gpu,
@@ -62,4 +63,4 @@ def test_a_killed_rank_is_one_error() -> None:
     assert last.error == "the engine stopped: the process of rank 1 of 2 was ended by SIGKILL"
     assert time.monotonic() - start < 15
     llm.close()
-    wait_until(lambda: not any(map(is_alive, pids)), 5)
+    until(lambda: not any(map(is_alive, pids)))

@@ -17,6 +17,7 @@ from nvcli.engine import workers
 from nvcli.engine.executor import TensorParallelDevice
 from nvcli.errors import EngineClosedError, NvcliError, UsageError, WeightsError
 from nvcli.types import FinishReason
+from tests.engine.short_sums import LibrarySums
 from tests.tiny import write_tensors, write_tiny_checkpoint
 from tests.waiting import PATIENCE_S, until
 
@@ -84,6 +85,25 @@ def test_a_killed_worker_is_one_error_and_nothing_is_left(tmp_path: Path) -> Non
     with pytest.raises(EngineClosedError, match="rank 2 of 3 was ended by SIGKILL"):
         llm.stream([5], GREEDY)
     llm.close()
+
+
+def test_a_rank_that_waited_too_long_is_one_error() -> None:
+    llm = LLM(device="cpu", tensor_parallel_size=2)
+    pids = worker_pids(llm)
+    assert isinstance(llm._runner, TensorParallelDevice)
+    group = llm._runner._workers.group
+    assert group is not None
+    stream = llm.stream([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
+    next(stream)
+    sums = group.short = LibrarySums(group, 0, fuses_norm=True)  # takes none
+    sums.gave_up = True
+    last = list(stream)[-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error == "the engine stopped: rank 0 of 2 waited too long for another"
+    until(lambda: not any(map(is_alive, pids)))
+    llm.close()
+    assert sums.calls[-1] == "close"
+    assert "stop" in sums.calls[:-1]
 
 
 def test_a_worker_that_dies_while_nothing_runs_is_noticed() -> None:
