@@ -302,7 +302,7 @@ def test_a_look_ends_the_sending_and_nothing_that_runs() -> None:
             return True
 
     look = Always({"load": {"mode": "closed", "concurrency": 40, "text": "c"}})
-    look._next = 0.0
+    look._next = 0.1
     with stub_server(20, 0, 0) as url:
         result = drive(url, Load(concurrency=40, duration_s=3600, looks=[look]))
     assert {r.status for r in result.records} == {"ok"}

@@ -1,8 +1,8 @@
 """Runs the server over a scripted engine as a process: `python -m tests.server.run_scripted JSON`.
 
 Keys: the fields of `ServerConfig`, and `answer`, `delay_s`, `load_error`, `is_remote`: the engine
-has a process of its own; `load_gate`, `answer_gate`: a file that loading, that the first step waits
-for.
+has a process of its own; `close_s`: for connections after the drain; `load_gate`, `answer_gate`: a
+file that loading, that the first step waits for.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 from nvcli.config import EngineConfig
 from nvcli.errors import ModelError, NvcliError
+from nvcli.server import run
 from nvcli.server.config import ServerConfig
 from nvcli.server.remote_engine import RemoteEngine
-from nvcli.server.run import serve
 from tests.server.scripted_llm import ScriptedLLM, make_tokenizer
 from tests.waiting import until
 
@@ -36,6 +36,7 @@ def main() -> int:
     answer_gate = options.pop("answer_gate", None)
     load_error = options.pop("load_error", None)
     is_remote = options.pop("is_remote", False)
+    run.CLOSE_TIMEOUT_S = options.pop("close_s", run.CLOSE_TIMEOUT_S)
     for name in ("uds", "ready_file", "attach_socket"):
         if name in options:
             options[name] = Path(options[name])
@@ -60,7 +61,7 @@ def main() -> int:
         print(text, flush=True)
 
     try:
-        return serve(ServerConfig(port=0, **options), load, note=tell, warn=tell)
+        return run.serve(ServerConfig(port=0, **options), load, note=tell, warn=tell)
     except NvcliError as error:
         print(error, flush=True)
         return error.exit_code

@@ -113,7 +113,7 @@ def test_ready_then_drain_then_exit_0(start: Start, tmp_path: Path) -> None:
 
 
 def test_the_drain_has_a_timeout(start: Start) -> None:
-    process = start(answer_gate="/nowhere", drain_timeout=0.3)  # the answer never comes
+    process = start(answer_gate="/nowhere", drain_timeout=0.3, close_s=0.3)  # it never comes
     with process.client() as client:
         thread = process.ask(client)
         process.process.send_signal(signal.SIGTERM)
