@@ -7,9 +7,11 @@ import ctypes
 import importlib.util
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
+import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
+_AGAIN_WITHIN_S = 30.0  # what fails later has waited for something that is not there
+_TOKEN_NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 EXTRA = "pip install 'nvcli[ray]'"
 
 
@@ -51,40 +55,63 @@ def connect(address: str | None) -> bool:
     """Join the cluster at the address (or `RAY_ADDRESS`), or start one on this machine.
 
     -> whether it is ours to shut down: False where this process was connected before.
-    Raises `ClusterError` when there is none at the address.
+    Raises `ClusterError` when there is none at the address, or none can be started.
     """
     ray = require_ray()
     if ray.is_initialized():
         return False
     logging.getLogger("ray").setLevel(logging.ERROR)
-    _check_reachable(address or os.environ.get("RAY_ADDRESS") or "auto")
+    # Without an address Ray would join a cluster that somebody else has started here.
+    where = address or os.environ.get("RAY_ADDRESS") or "local"
+    _check_reachable(where)
     _keep_stdout_ours(ray)
+    if where == "local":
+        _own_token()
 
     def init() -> None:
         with _sigterm_kept():
             ray.init(
-                # Without an address Ray would join a cluster that somebody else has started here.
-                address=address or os.environ.get("RAY_ADDRESS") or "local",
+                address=where,
                 include_dashboard=False,
                 configure_logging=False,
                 logging_level=logging.ERROR,
                 log_to_driver=False,
             )
 
+    began = time.monotonic()
     try:
         _in_lasting_thread(init)
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [""])[0].strip()
-        raise _unreachable(address or "this machine", reason) from error
+    except Exception as error:
+        logger.info("Ray, the first attempt", exc_info=error)
+        with contextlib.suppress(Exception):  # what was half made
+            ray.shutdown()
+        if time.monotonic() - began > _AGAIN_WITHIN_S:
+            raise _unreachable(where, reason_of(error)) from error
+        try:  # a dozen processes begin together or are looked for, beside others that come and go
+            _in_lasting_thread(init)
+        except Exception as again:
+            raise _unreachable(where, reason_of(again)) from again
     return True
+
+
+def _own_token() -> None:
+    """Whoever has the token of the cluster that is started here may run code on it, from every
+    address of this machine; recent Rays ask for one. It gets one of its own. Ray's own way is one
+    file in the home folder, where two first starts at once write over each other's."""
+    if not any(name in os.environ for name in _TOKEN_NAMES):
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def reason_of(error: BaseException) -> str:
+    """Ray's errors are pages; their first line says what happened."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__).rstrip(".")
 
 
 def _in_lasting_thread(work: Callable[[], None]) -> None:
     """The processes of a Ray that is started here die with the thread that started them (Linux'
-    PR_SET_PDEATHSIG), and a server loads in one that ends: then no replica could come back."""
-    if threading.current_thread() is threading.main_thread():
-        work()
-        return
+    PR_SET_PDEATHSIG). One that loads a server's model ends: then no replica could come back. This
+    one ends when `work` has failed, and with it what was half started."""
     done: Future[None] = Future()
 
     def run() -> None:
@@ -139,37 +166,50 @@ def _check_reachable(address: str) -> None:
         raise _unreachable(address, getattr(error, "strerror", None) or str(error)) from error
 
 
-def _unreachable(address: str, reason: str) -> ClusterError:
+def _unreachable(where: str, reason: str) -> ClusterError:
+    if where == "local":
+        return ClusterError(
+            f"Ray cannot be started on this machine: {reason}",
+            hint="Its logs are in /tmp/ray/session_latest/logs.",
+        )
     return ClusterError(
-        f"there is no Ray cluster at {address}: {reason}",
+        f"there is no Ray cluster at {where}: {reason}",
         hint="'ray start --head' starts one, 'ray status' shows it.",
         param="ray_address",
     )
 
 
 def resources_of(config: EngineConfig, num_replicas: int) -> dict[str, float]:
-    """What one replica's actor takes: one CPU, and its GPUs where it runs on them. An actor lies
-    on one node, so its ranks do.
+    """What one replica's actor takes: a CPU, or its GPUs where it runs on them. An actor lies on
+    one node, so its ranks do.
 
     Raises `ClusterError` when the cluster as it is cannot hold all replicas.
     """
-    ray = require_ray()
-    there = ray.cluster_resources()
-    num_gpus = int(there.get("GPU", 0))
+    nodes = [node["Resources"] for node in require_ray().nodes() if node["Alive"]]
+    num_gpus = sum(int(node.get("GPU", 0)) for node in nodes)
     size = config.tensor_parallel_size
     if config.device == "cpu" or (config.device == "auto" and not num_gpus):
-        if there.get("CPU", 0) < num_replicas:
+        num_cpus = sum(int(node.get("CPU", 0)) for node in nodes)
+        if num_cpus < num_replicas:
             raise ClusterError(
-                f"{num_replicas} replicas take a CPU each, and the cluster has "
-                f"{int(there.get('CPU', 0))}",
+                f"{num_replicas} replicas take a CPU each, and the cluster has {num_cpus}",
                 param="replicas",
             )
         return {"num_cpus": 1}
+    hint = "Fewer --replicas, or a smaller --tensor-parallel-size."
     if num_gpus < num_replicas * size:
         raise ClusterError(
             f"{num_replicas} replicas take {num_replicas * size} GPUs, and the cluster has "
             f"{num_gpus}",
-            hint="Fewer --replicas, or a smaller --tensor-parallel-size.",
+            hint=hint,
             param="replicas",
         )
-    return {"num_cpus": 1, "num_gpus": size}
+    places = sum(int(node.get("GPU", 0)) // size for node in nodes)
+    if places < num_replicas:
+        raise ClusterError(
+            f"each of {num_replicas} replicas takes {size} GPUs of one machine, and the cluster "
+            f"has room for {places}",
+            hint=hint,
+            param="replicas",
+        )
+    return {"num_cpus": 0, "num_gpus": size}  # a machine may have fewer CPUs for us than GPUs
