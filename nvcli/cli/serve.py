@@ -65,7 +65,8 @@ def serve(
 ) -> int:
     """Answer OpenAI's API over HTTP.
 
-    The first signal (SIGTERM, Ctrl-C) lets running requests end, the second ends at once.
+    The first signal (SIGTERM, Ctrl-C) lets running requests end, the second ends at once. With
+    --replicas SIGHUP replaces them one after another by new ones, which load the model anew.
     """
     from nvcli.server.config import ServerConfig
     from nvcli.server.run import serve as run_server

@@ -9,6 +9,7 @@ knows which requests it had: what a request says, its seed too, can be said agai
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import pickle
 from contextlib import suppress
@@ -16,7 +17,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from nvcli.engine.engine_thread import error_outputs
-from nvcli.errors import EngineClosedError, NvcliError
+from nvcli.errors import EngineClosedError, NvcliError, TokenizerError
 from nvcli.server.engine_worker import describe
 from nvcli.server.wire import pack_output
 
@@ -39,6 +40,10 @@ class Replica:
         self._load = load
         self._llm: Any = None
         self._groups: list[Group] = []
+        self._is_ending = False
+
+    async def hello(self) -> None:
+        """Answered once Ray has placed and started the actor."""
 
     async def load(self) -> tuple[str, Any]:
         """(`loaded`, what was loaded) or (`failed`, the error). Loads once."""
@@ -49,7 +54,7 @@ class Replica:
                 self._llm = await asyncio.to_thread(self._load, self._config)
             except NvcliError as error:
                 return "failed", (type(error).__name__, error.message, error.hint)
-        return "loaded", describe(self._llm)
+        return "loaded", describe(self._llm) | {"tokenizer": _tokenizer_digest(self._llm)}
 
     async def submit(self, ticket: str, frame: bytes) -> None:
         """A request, and its grammar where it has one; its outputs come with `poll`."""
@@ -69,7 +74,7 @@ class Replica:
             sink(error_outputs(ticket, set(range(request.params.n)), error))
 
     def _give(self, ticket: str, packed: list[Any], is_over: bool) -> None:
-        if is_over:
+        if is_over and not self._is_ending:
             os._exit(1)  # the engine is gone: Ray starts this actor again
         self._groups.append((ticket, packed))
         self._has_groups.set()
@@ -79,9 +84,27 @@ class Replica:
         with suppress(TimeoutError):
             async with asyncio.timeout(STATS_INTERVAL_S):
                 await self._has_groups.wait()
+        if not self._llm.is_alive and not self._is_ending:
+            os._exit(1)  # it died while it had nothing to do
         self._has_groups.clear()
         groups, self._groups = self._groups, []
         return groups, astuple(self._llm.stats())
 
     async def abort(self, ticket: str) -> None:
         self._llm.abort(ticket)
+
+    async def end(self) -> None:
+        """The engine lets go of its memory and of its processes; what it has open is dropped."""
+        self._is_ending = True
+        if self._llm is not None:
+            await asyncio.to_thread(self._llm.close)
+
+
+def _tokenizer_digest(llm: Any) -> str:
+    """Of everything that makes ids of a conversation; empty where there is no tokenizer."""
+    try:
+        tokenizer = llm.tokenizer
+    except TokenizerError:
+        return ""
+    parts = (tokenizer.to_json(), tokenizer.named_tokens, tokenizer.chat_templates)
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()

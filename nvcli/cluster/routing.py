@@ -40,10 +40,16 @@ class Slot:
     index: int
     actor: Any
     is_up: bool = False
-    is_gone: bool = False  # for good
+    is_leaving: bool = False  # it gets no new requests, another takes its place
+    is_ended: bool = False  # by us: what it still says is not heard
+    is_gone: bool = False  # it could not be loaded again
     stats: EngineStats | None = None
     calls: dict[str, Call] = field(default_factory=dict)  # by ticket
     suspect: Call | None = None  # it runs alone here, or waits until it can
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.is_up and not self.is_leaving
 
 
 class Router:

@@ -172,7 +172,11 @@ class _EngineGauges(Collector):
         if num_replicas is not None:
             up = getattr(state.llm, "num_up", 0)
             yield _gauge("nvcli:replicas", "Engines that share the requests.", model, num_replicas)
-            yield _gauge("nvcli:replicas_up", "Of those, answering now.", model, up)
+            draining = getattr(state.llm, "num_draining", 0)
+            yield _gauge("nvcli:replicas_up", "Of those, taking requests now.", model, up)
+            yield _gauge(
+                "nvcli:replicas_draining", "To be replaced, ending requests.", model, draining
+            )
         aborted = bridge.num_aborted
         yield _counter("nvcli:requests_aborted", "Requests whose client left.", model, aborted)
 

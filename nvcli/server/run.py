@@ -2,7 +2,8 @@
 
 The port is bound first, so that one in use is told before anything is loaded; while the model loads
 requests get a 503. SIGTERM or SIGINT refuses new work, lets what runs end within the drain timeout
-and exits with 0; a second signal ends at once.
+and exits with 0; a second signal ends at once. SIGHUP asks the engine to replace its replicas
+(`hangup.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError, UsageError
 from nvcli.server.app import create_app
+from nvcli.server.hangup import Hangup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,6 +162,7 @@ class _Server:
         self._app: App = create_app(config)
         self._llm: ServerEngine | None = None
         self._has_ready_file = False
+        self._hangup = Hangup(note, lambda: self._on_signal(signal.SIGHUP))
 
     async def run(self) -> int:
         uvicorn = _make_uvicorn(self._app)
@@ -225,9 +228,12 @@ class _Server:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
+        numbers = [signal.SIGTERM, signal.SIGINT]
         for number in numbers:
             loop.add_signal_handler(number, self._on_signal, number)
+        if hasattr(signal, "SIGHUP"):
+            numbers.append(signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         try:
             yield
         finally:
@@ -241,6 +247,10 @@ class _Server:
             sys.stderr.flush()
             os._exit(128 + number)
         self._stop.set()
+
+    def _on_hangup(self) -> None:
+        llm = None if self._stop.is_set() else self._llm
+        self._hangup.take(llm, self.config.drain_timeout)
 
 
 def _make_uvicorn(app: App) -> Any:

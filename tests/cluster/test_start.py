@@ -16,7 +16,7 @@ from nvcli.cluster.runtime import ClusterError, connect, require_ray, resources_
 from nvcli.config import EngineConfig
 from nvcli.errors import UsageError
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.torch
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'nvcli[ray]'")
 
 
@@ -152,7 +152,7 @@ ray._private.worker.print_to_stdstream(
 )
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(1)
-print(caught, ray.get(ray.remote(lambda: True).remote(), timeout=60), flush=True)
+print(caught, ray.get(ray.remote(lambda: True).remote()), flush=True)
 ray.shutdown()
 """
     found = subprocess.run(

@@ -1,0 +1,267 @@
+"""Which request goes where, and what the sums are: actors that only write down their calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from nvcli.cluster.dispatcher import Dispatcher
+from nvcli.cluster.routing import MAX_PREFIXES, Call, Router, Slot
+from nvcli.errors import EngineClosedError
+from nvcli.server.wire import pack_output
+from nvcli.types import FinishReason, RequestOutput
+
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Method:
+    calls: list[tuple[Any, ...]]
+    name: str
+
+    def remote(self, *args: Any) -> None:
+        self.calls.append((self.name, *args))
+
+
+@dataclass
+class Actor:
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self.calls, name)
+
+
+def call(
+    name: str, prefix: tuple[int, ...] = (), *, is_streaming: bool = False, n: int = 1
+) -> Call:
+    return Call(name, b"", lambda outputs: None, set(range(n)), prefix, is_streaming)
+
+
+def make(count: int = 2, slack: int = 2) -> tuple[Dispatcher, list[Slot]]:
+    slots = [Slot(i, Actor()) for i in range(count)]
+    dispatcher = Dispatcher(slots, Router(slack))
+    for slot in slots:
+        assert dispatcher.bring_up(slot)
+    return dispatcher, slots
+
+
+def names(slot: Slot) -> list[str]:
+    return [call.request_id for call in slot.calls.values()]
+
+
+def stats(counted: int = 0, num_running: int = 0) -> tuple[int, ...]:
+    """Blocks: 10, of which 4 are free."""
+    return (num_running, 0, counted, 10, 4, 0, BLOCK_SIZE, counted, counted)
+
+
+def group(call: Call, *, index: int = 0, is_last: bool = True) -> tuple[str, list[Any]]:
+    reason = FinishReason.STOP if is_last else None
+    output = RequestOutput(request_id=call.request_id, index=index, text="x", finish_reason=reason)
+    return call.ticket, [pack_output(output)]
+
+
+# --- routing -------------------------------------------------------------------------------------
+
+
+def test_the_replica_with_the_least_to_do_gets_it() -> None:
+    dispatcher, slots = make(3)
+    for i in range(7):
+        dispatcher.add(call(str(i), prefix=(i,)))
+    assert [len(slot.calls) for slot in slots] == [3, 2, 2]
+    done = next(iter(slots[0].calls.values()))
+    dispatcher.take(slots[0], [group(done)], stats())
+    dispatcher.take(slots[0], [group(next(iter(slots[0].calls.values())))], stats())
+    dispatcher.add(call("next", prefix=(9,)))
+    assert "next" in names(slots[0])
+
+
+def test_the_same_beginning_goes_to_the_same_replica_within_the_slack() -> None:
+    dispatcher, slots = make(3, slack=2)
+    dispatcher.add(call("other", prefix=(5,)))
+    for i in range(3):
+        dispatcher.add(call(str(i), prefix=(1, 2)))
+    assert names(slots[1]) == ["0", "1", "2"]  # the others had less to do
+    dispatcher.add(call("3", prefix=(1, 2)))
+    assert names(slots[2]) == ["3"]  # three more than the least are too many
+    dispatcher.add(call("4", prefix=(1, 2)))
+    assert names(slots[2]) == ["3", "4"]  # which knows the beginning from now on
+
+
+def test_a_prefix_of_a_replica_that_takes_nothing_goes_elsewhere() -> None:
+    dispatcher, slots = make(2)
+    dispatcher.add(call("a", prefix=(1,)))
+    dispatcher.stand_down(slots[0])
+    dispatcher.add(call("b", prefix=(1,)))
+    assert (names(slots[0]), names(slots[1])) == (["a"], ["b"])
+
+
+def test_the_router_forgets_the_oldest() -> None:
+    router, slots = Router(slack=1), [Slot(0, None), Slot(1, None)]
+    router.choose(slots[1:], (0,))
+    for i in range(1, MAX_PREFIXES):
+        router.choose(slots, (i,))
+    assert router.choose(slots, (0,)) is slots[1]
+    for i in range(1, MAX_PREFIXES + 1):
+        router.choose(slots, (i,))
+    assert router.choose(slots, (0,)) is slots[0]
+
+
+# --- sums ----------------------------------------------------------------------------------------
+
+
+def test_statistics_are_sums() -> None:
+    dispatcher, slots = make(2)
+    dispatcher.take(slots[0], [], stats(counted=5, num_running=1))
+    dispatcher.take(slots[1], [], stats(counted=7, num_running=2))
+    found = dispatcher.stats(BLOCK_SIZE)
+    assert (found.num_running, found.num_blocks, found.num_free_blocks) == (3, 20, 8)
+    assert (found.num_queried_tokens, found.num_hit_tokens, found.num_preemptions) == (12, 12, 12)
+    assert found.block_size == BLOCK_SIZE
+
+
+def test_counters_never_fall() -> None:
+    """Whatever happens to replicas; gauges are those of the ones that are there."""
+    dispatcher, slots = make(2)
+    before = 0
+
+    def check(counted: int, num_blocks: int) -> None:
+        nonlocal before
+        found = dispatcher.stats(BLOCK_SIZE)
+        assert found.num_queried_tokens == found.num_preemptions == counted >= before
+        assert found.num_blocks == num_blocks
+        before = counted
+
+    dispatcher.take(slots[0], [], stats(counted=5))
+    dispatcher.take(slots[1], [], stats(counted=7))
+    check(12, 20)
+    dispatcher.lose(slots[0])
+    check(12, 10)
+    dispatcher.bring_up(slots[0])  # it counts from 0 again
+    dispatcher.take(slots[0], [], stats(counted=1))
+    check(13, 20)
+    new = Slot(1, Actor())
+    assert dispatcher.replace(slots[1], new)
+    dispatcher.take(slots[1], [], stats(counted=8))  # the old one, which still drains
+    check(14, 20)
+    dispatcher.bring_up(new)
+    dispatcher.take(new, [], stats(counted=2))
+    check(16, 30)
+    dispatcher.end(slots[1])
+    check(16, 20)
+    dispatcher.take(slots[1], [], stats(counted=9))  # it was on its way
+    check(16, 20)
+    dispatcher.lose(slots[1])
+    check(16, 20)
+
+
+def test_a_replaced_replica_that_dies_counts_once() -> None:
+    dispatcher, slots = make(1)
+    dispatcher.take(slots[0], [], stats(counted=5))
+    dispatcher.replace(slots[0], Slot(0, Actor()))
+    assert dispatcher.num_draining == 1
+    dispatcher.lose(slots[0])
+    assert dispatcher.num_draining == 0
+    assert dispatcher.stats(BLOCK_SIZE).num_queried_tokens == 5
+    dispatcher.end(slots[0])
+    assert dispatcher.stats(BLOCK_SIZE).num_queried_tokens == 5
+
+
+# --- replacing -----------------------------------------------------------------------------------
+
+
+def test_a_replaced_replica_ends_what_it_has_and_gets_nothing() -> None:
+    dispatcher, (old, other) = make(2)
+    first = call("first")
+    dispatcher.add(first)
+    assert names(old) == ["first"]
+    new = Slot(0, Actor(), is_up=True)
+    assert dispatcher.replace(old, new)
+    assert (dispatcher.num_up, dispatcher.num_draining) == (2, 1)
+    for i in range(4):
+        dispatcher.add(call(str(i), prefix=(i,)))
+    assert names(old) == ["first"]
+    assert (len(new.calls), len(other.calls)) == (2, 2)
+    assert not dispatcher.wait_drained(old, 0.0)
+    ((answered, outputs),) = dispatcher.take(old, [group(first)], stats())
+    assert answered is first
+    assert outputs[0].is_finished
+    assert dispatcher.wait_drained(old, 0.0)
+    assert dispatcher.end(old) == (0, [])
+    assert dispatcher.num_draining == 0
+
+
+def test_what_did_not_end_in_time_starts_again_but_for_streams_that_have_begun() -> None:
+    dispatcher, (old, other) = make(2)
+    dispatcher.stand_down(other)
+    whole, fresh, begun = call("whole", n=2), call("fresh", is_streaming=True), call("begun")
+    begun.is_streaming = True
+    for request in (whole, fresh, begun):
+        dispatcher.add(request)
+    dispatcher.take(old, [group(whole, index=0), group(begun, is_last=False)], stats())
+    other.is_leaving = False
+    dispatcher.stand_down(old)
+    count, told = dispatcher.end(old)
+    assert count == 3
+    ((failed, outputs),) = told
+    assert failed is begun
+    assert outputs[0].error == "the replica that answered was replaced"
+    assert names(other) == ["whole", "fresh"]
+    assert whole.num_losses == 0  # nothing is suspected of it
+    # of the first output nothing comes a second time
+    again = [group(whole, index=0), group(whole, index=1)]
+    found = [output for _, outputs in dispatcher.take(other, again, stats()) for output in outputs]
+    assert [output.index for output in found] == [1]
+
+
+def test_while_nobody_is_up_requests_wait() -> None:
+    dispatcher, (only,) = make(1)
+    dispatcher.stand_down(only)
+    dispatcher.add(call("a"))
+    assert names(only) == []
+    dispatcher.end(only)
+    new = Slot(0, Actor())
+    assert dispatcher.replace(only, new)
+    assert dispatcher.num_up == 0
+    dispatcher.bring_up(new)
+    assert names(new) == ["a"]
+    assert new.actor.calls[0][0] == "submit"
+
+
+def test_an_abort_reaches_a_replaced_replica() -> None:
+    dispatcher, (old,) = make(1)
+    dispatcher.add(left := call("left"))
+    ticket = left.ticket
+    dispatcher.replace(old, Slot(0, Actor(), is_up=True))
+    dispatcher.abort("left")
+    assert old.actor.calls[-1] == ("abort", ticket)
+    assert dispatcher.wait_drained(old, 0.0)
+
+
+def test_a_suspect_that_waits_is_not_left_behind() -> None:
+    """It waits for a replica of its own; the one it waited for is replaced."""
+    dispatcher, (old,) = make(1)
+    suspect, other = call("suspect"), call("other")
+    suspect.num_losses = 2
+    dispatcher.add(other)
+    dispatcher.add(suspect)
+    assert old.suspect is suspect
+    assert names(old) == ["other"]
+    new = Slot(0, Actor(), is_up=True)
+    dispatcher.replace(old, new)
+    assert old.suspect is None
+    assert names(new) == ["suspect"]
+
+
+def test_the_end_is_told_once() -> None:
+    dispatcher, (slot, _) = make(2)
+    dispatcher.add(call("a"))
+    ((_, outputs),) = dispatcher.end_all(EngineClosedError("all is over"))
+    assert outputs[0].error == "all is over"
+    assert dispatcher.end_all(EngineClosedError("again")) == []
+    assert not dispatcher.bring_up(slot)
+    assert not dispatcher.replace(slot, Slot(0, Actor()))
+    assert dispatcher.take(slot, [], stats()) == []
+    with pytest.raises(EngineClosedError, match="all is over"):
+        dispatcher.add(call("b"))
