@@ -5,7 +5,8 @@ index) and returns the tensors, so that a test may damage them and write them ag
 `write_tensors`. A tokenizer is somebody else's: pass `write_tokenizer` to have one written beside.
 
 The defaults are the tiny model of all engine tests: head_dim 32 is not hidden / heads, and norm
-weights and biases are random too, because zeros and ones hide mistakes.
+weights and biases are random too, because zeros and ones hide mistakes. Experts are written one by
+one, as published checkpoints have them; `stack_experts` makes one tensor of a layer's.
 """
 
 from __future__ import annotations
@@ -21,8 +22,18 @@ from torch import Tensor
 
 MODEL_TYPES = {
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen2ForCausalLM": "qwen2",
     "LlamaForCausalLM": "llama",
+}
+QK_NORM = (["Qwen3ForCausalLM"], ["Qwen3MoeForCausalLM"])
+MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
 }
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -72,8 +83,10 @@ def write_tiny_checkpoint(
         "torch_dtype": dtype,
         "eos_token_id": eos_token_id,
     }
-    if architecture == "Qwen3ForCausalLM":
+    if [architecture] in QK_NORM:
         config["attention_bias"] = attention_bias
+    if architecture == "Qwen3MoeForCausalLM":
+        config |= MOE
     if architecture == "LlamaForCausalLM":
         config |= {"attention_bias": attention_bias, "mlp_bias": mlp_bias}
     config |= extra_config or {}
@@ -118,17 +131,46 @@ def random_tensors(
         matrix(f"{prefix}.self_attn.k_proj", kv_size, hidden, bias=qkv_bias)
         matrix(f"{prefix}.self_attn.v_proj", kv_size, hidden, bias=qkv_bias)
         matrix(f"{prefix}.self_attn.o_proj", hidden, q_size, bias=output_bias)
-        if config["architectures"] == ["Qwen3ForCausalLM"]:
+        if config["architectures"] in QK_NORM:
             norm(f"{prefix}.self_attn.q_norm", head_dim)
             norm(f"{prefix}.self_attn.k_norm", head_dim)
         norm(f"{prefix}.post_attention_layernorm", hidden)
-        matrix(f"{prefix}.mlp.gate_proj", inner, hidden, bias=mlp_bias)
-        matrix(f"{prefix}.mlp.up_proj", inner, hidden, bias=mlp_bias)
-        matrix(f"{prefix}.mlp.down_proj", hidden, inner, bias=mlp_bias)
+        mlps, width = [f"{prefix}.mlp"], inner
+        if _has_experts(config, layer):
+            matrix(f"{prefix}.mlp.gate", config["num_experts"], hidden)
+            mlps = [f"{prefix}.mlp.experts.{e}" for e in range(config["num_experts"])]
+            width = config["moe_intermediate_size"]
+        for mlp in mlps:
+            matrix(f"{mlp}.gate_proj", width, hidden, bias=mlp_bias)
+            matrix(f"{mlp}.up_proj", width, hidden, bias=mlp_bias)
+            matrix(f"{mlp}.down_proj", hidden, width, bias=mlp_bias)
     norm("model.norm", hidden)
     if not config["tie_word_embeddings"]:
         matrix("lm_head", config["vocab_size"], hidden)
     return tensors
+
+
+def _has_experts(config: Mapping[str, Any], layer: int) -> bool:
+    is_dense = layer in config.get("mlp_only_layers", ())
+    return "num_experts" in config and not (is_dense or (layer + 1) % config["decoder_sparse_step"])
+
+
+def stack_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As transformers 5 writes them with `save_original_format=False`: gate above up."""
+    found = {name: t for name, t in tensors.items() if ".experts." not in name}
+    by_layer: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        prefix, _, rest = name.partition(".experts.")
+        if rest:
+            by_layer.setdefault(f"{prefix}.experts", {})[rest] = tensor
+    for prefix, mine in by_layer.items():
+        gate, up, down = (
+            torch.stack([mine[f"{e}.{part}_proj.weight"] for e in range(len(mine) // 3)])
+            for part in ("gate", "up", "down")
+        )
+        found[f"{prefix}.gate_up_proj"] = torch.cat([gate, up], dim=1)
+        found[f"{prefix}.down_proj"] = down
+    return found
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], *, shards: int = 1) -> None:

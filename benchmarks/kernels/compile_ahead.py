@@ -69,6 +69,15 @@ class Compiler:
         return kernel
 
 
+def compile_only() -> Compiler:
+    """From here on launches compile for a Hopper GPU, and do nothing else."""
+    compiler = Compiler()
+    triton.runtime.driver.set_active(NoGpu())
+    JITFunction.run = lambda function, *a, **k: compiler.run(function, *a, **k)
+    launch.uses_pdl = lambda device: True
+    return compiler
+
+
 def resources(kernel: Any) -> str:
     """Name, warps, registers, shared memory and spills, as the assembler reports them."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -125,10 +134,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     parser.add_argument("--deterministic", action="store_true")
     args = parser.parse_args()
-    compiler = Compiler()
-    triton.runtime.driver.set_active(NoGpu())
-    JITFunction.run = lambda function, *a, **k: compiler.run(function, *a, **k)
-    launch.uses_pdl = lambda device: True
+    compiler = compile_only()
     kernels._use_triton = lambda x: True
 
     def no_product(x: torch.Tensor, weight: torch.Tensor, bias: object) -> torch.Tensor:

@@ -8,7 +8,7 @@ fault.
 Attention is larger than an op and has its backends in `attention.py`.
 
 Dimension key: T tokens, E hidden, F intermediate, H heads, Hk KV heads, D head_dim, N blocks,
-P block size.
+P block size, X experts, K of them a token.
 """
 
 from __future__ import annotations
@@ -223,6 +223,57 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
         return norm.silu_and_mul(x)
     return reference.silu_and_mul(x)
+
+
+def route(
+    logits: Tensor, top_k: int, *, renormalise: bool, is_token: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The K likeliest experts of each token by the softmax over all, and how they are weighted.
+
+    logits:    [T, X]; of equal ones the lower id counts as likelier
+    is_token:  [T] bool; where it is false the token goes to no expert: ids are X and weights 0
+    returns    [T, K] int32, the likeliest first, and [T, K] float32: the softmax, which is over
+               these K alone with `renormalise`
+    """
+    if _use_triton(logits):
+        from nvcli.kernels import moe_route
+
+        return moe_route.route(logits, top_k, renormalise=renormalise, is_token=is_token)
+    return reference.route(logits, top_k, renormalise=renormalise, is_token=is_token)
+
+
+def experts(
+    x: Tensor,
+    expert_ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    *,
+    deterministic: bool = False,
+    as_addends: bool = False,
+) -> Tensor:
+    """The weighted sum of each token's experts: W_down (silu(W_gate x) * W_up x).
+
+    x:           [T, E]
+    expert_ids:  [T, K] int32; X: none
+    weights:     [T, K] float32
+    gate_up:     [X, 2F, E], gate above up
+    down:        [X, E, F]
+    returns      [T, E]
+
+    deterministic: on CUDA, no row's result depends on the others, nor on how many they are
+    as_addends: the result may be its addends instead, [K, T, E] float32
+    """
+    if _use_triton(x):
+        from nvcli.kernels import moe, moe_row
+
+        if not deterministic and moe_row.fits(x, expert_ids, gate_up, down):
+            return moe_row.experts(x, expert_ids, weights, gate_up, down)
+        options = {"deterministic": deterministic, "as_addends": as_addends}
+        return moe.experts(x, expert_ids, weights, gate_up, down, **options)
+    if _use_fast and x.device.type == "cpu":
+        return cpu.experts(x, expert_ids, weights, gate_up, down)
+    return reference.experts(x, expert_ids, weights, gate_up, down)
 
 
 def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from nvcli.kernels.reference import quantise
+from nvcli.kernels.reference import quantise, silu_and_mul
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     columns = x.t() if rows > 1 else x.expand(2, -1).contiguous().t()
     y = torch.mm(weight, columns)[:, :rows].t().contiguous()  # [T, out]
     return y if bias is None else y.add_(bias)
+
+
+def experts(
+    x: Tensor, expert_ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+) -> Tensor:
+    """The tokens of each expert that has any, side by side."""
+    num_tokens, top_k = expert_ids.shape
+    pairs = expert_ids.flatten()  # pair p is token p // K
+    order = pairs.argsort(stable=True)
+    y = torch.zeros(num_tokens * top_k, x.shape[1], dtype=x.dtype)
+    start = 0
+    for expert, count in enumerate(pairs.bincount(minlength=len(down))[: len(down)].tolist()):
+        if count:
+            mine = order[start : start + count]
+            inner = silu_and_mul(linear(x[mine // top_k], gate_up[expert], None))
+            y[mine] = linear(inner, down[expert], None)
+            start += count
+    return (y.view(num_tokens, top_k, -1) * weights[:, :, None]).sum(dim=1).to(x.dtype)
 
 
 def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:

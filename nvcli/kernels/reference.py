@@ -4,7 +4,7 @@ Each function has the signature of its op in `nvcli.kernels` and works on any de
 Norms and softmax follow transformers: computed in float32, rounded once where it rounds.
 
 Dimension key: T tokens, B rows, E hidden, F intermediate, H heads, Hq/Hk query and KV heads,
-D head_dim, N blocks, P block size, M blocks per table row.
+D head_dim, N blocks, P block size, M blocks per table row, X experts, K of them a token.
 """
 
 from __future__ import annotations
@@ -62,6 +62,37 @@ def norm_swiglu(
 ) -> tuple[Tensor, Tensor]:
     gate_up, total = norm_linear(x, residual, norm_weight, eps, weight, bias)
     return silu_and_mul(gate_up), total
+
+
+def route(
+    logits: Tensor, top_k: int, *, renormalise: bool, is_token: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    probabilities = logits.float().softmax(dim=-1)
+    # Stable, so that of equal logits the lower id comes first.
+    order = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    weights = probabilities.gather(1, order)
+    if renormalise:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    expert_ids = order.to(torch.int32)
+    if is_token is not None:
+        expert_ids = expert_ids.masked_fill(~is_token[:, None], logits.shape[1])
+        weights = weights.masked_fill(~is_token[:, None], 0.0)
+    return expert_ids, weights
+
+
+def experts(
+    x: Tensor, expert_ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+) -> Tensor:
+    """Every expert computes every token, so that no shape depends on the routing and no device is
+    waited for; what was not asked for is left out.
+    """
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in range(gate_up.shape[0]):
+        is_hit = expert_ids == expert  # [T, K]
+        weight = (weights * is_hit).sum(dim=1, keepdim=True)
+        y = linear(silu_and_mul(linear(x, gate_up[expert], None)), down[expert], None)
+        out += (y * weight).masked_fill_(~is_hit.any(dim=1, keepdim=True), 0.0)
+    return out.to(x.dtype)
 
 
 def rope_norm(x: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:

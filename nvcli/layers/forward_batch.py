@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -41,6 +43,7 @@ class ForwardBatch:
     is_decode: bool = False
     kv_scales: list[Tensor] | None = None  # per layer [2, Hk] float32, with an fp8 cache
     plan: object = None  # what the attention backend works out once for all layers of the step
+    _is_token: Tensor | None = None  # of a captured step, once it was asked for
 
     @property
     def num_rows(self) -> int:
@@ -53,6 +56,16 @@ class ForwardBatch:
     @property
     def max_seqlen_k(self) -> int:
         return max(self.key_lens, default=0)
+
+    def is_token(self) -> Tensor | None:
+        """[T] bool: which of a captured step's tokens are no padding; None: all are."""
+        if self.is_padded and self._is_token is None:
+            if self.is_decode:
+                self._is_token = self.seq_lens > 0
+            else:
+                index = torch.arange(len(self.input_ids), device=self.input_ids.device)
+                self._is_token = index < self.cu_seqlens_q[-1]
+        return self._is_token
 
     def gather_block_tables(self) -> Tensor:
         """[B, M] int32: the rows' block tables, for libraries that take no slot index."""

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from nvcli.models.qwen3 import Qwen3ForCausalLM
     from nvcli.parallel import TPGroup
 
-# architecture in config.json -> module and class; the three differ by `ModelConfig` alone
+# architecture in config.json -> module and class; the dense ones differ by `ModelConfig` alone
 ARCHITECTURES = {
     "Qwen3ForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
+    "Qwen3MoeForCausalLM": ("nvcli.models.qwen3_moe", "Qwen3MoeForCausalLM"),
     "Qwen2ForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
     "LlamaForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
 }

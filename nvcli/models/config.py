@@ -29,10 +29,12 @@ class Family:
     head_dim: int | None = None  # when the configuration gives none; None: hidden / heads
     qkv_bias: bool | None = None  # None: as `attention_bias` says, for q, k, v and the output
     has_mlp_bias: bool = False  # whether `mlp_bias` is read
+    has_experts: bool = False
 
 
 FAMILIES = {
     "Qwen3ForCausalLM": Family(has_qk_norm=True, head_dim=128),
+    "Qwen3MoeForCausalLM": Family(has_qk_norm=True, has_experts=True),
     "Qwen2ForCausalLM": Family(qkv_bias=True),
     "LlamaForCausalLM": Family(has_mlp_bias=True),
 }
@@ -58,8 +60,32 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Experts in place of the MLP: how many, of what size, and in which layers."""
+
+    num_experts: int  # X
+    num_experts_per_tok: int  # K, which a token goes to
+    intermediate_size: int  # F of one expert
+    norm_topk_prob: bool = False  # whether a token's K weights are made to add up to 1
+    decoder_sparse_step: int = 1  # every n-th layer has experts
+    mlp_only_layers: tuple[int, ...] = ()  # these have an MLP all the same
+
+    def has_experts(self, layer: int) -> bool:
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
+
+    def num_hit(self, num_tokens: float) -> float:
+        """Experts of a layer that so many tokens go to: see `num_hit`."""
+        return num_hit(self.num_experts, self.num_experts_per_tok, num_tokens)
+
+
+def num_hit(num_experts: int, per_token: int, num_tokens: float) -> float:
+    """Distinct experts of so many tokens, in the mean of uniform routing: X (1 - (1 - K / X)^T)."""
+    return num_experts * (1 - math.pow(1 - per_token / num_experts, num_tokens))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Numbers of one dense decoder. Raises `ModelError` from `from_hf` only."""
+    """Numbers of one decoder. Raises `ModelError` from `from_hf` only."""
 
     architecture: str
     hidden_size: int  # E
@@ -67,7 +93,7 @@ class ModelConfig:
     num_heads: int  # Hq
     num_kv_heads: int  # Hk
     head_dim: int  # D, not always E / Hq
-    intermediate_size: int  # F
+    intermediate_size: int  # F, of layers without experts
     vocab_size: int  # V, often padded beyond the tokenizer's length
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
@@ -76,6 +102,7 @@ class ModelConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
+    moe: MoeConfig | None = None
     rope: RopeConfig = field(default_factory=RopeConfig)
     dtype: CheckpointDType = "float32"
     eos_token_ids: tuple[int, ...] = ()
@@ -95,21 +122,57 @@ class ModelConfig:
         """Elements that one token takes in the KV cache, all layers: 2 * L * Hk * D."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    @property
+    def num_moe_layers(self) -> int:
+        return sum(self.moe.has_experts(i) for i in range(self.num_layers)) if self.moe else 0
+
+    @property
+    def expert_params(self) -> int:
+        """Weights of one expert of every layer that has experts."""
+        size = self.moe.intermediate_size if self.moe else 0
+        return 3 * self.num_moe_layers * self.hidden_size * size
+
+    @property
+    def linear_params(self) -> int:
+        """Weights of the layers' products that one token passes through: attention, MLP or router
+        and K experts.
+        """
+        attention = 2 * self.head_dim * (self.num_heads + self.num_kv_heads)
+        mlps = 3 * (self.num_layers - self.num_moe_layers) * self.intermediate_size
+        found = self.hidden_size * (self.num_layers * attention + mlps)
+        if self.moe is not None:
+            found += self.num_moe_layers * self.hidden_size * self.moe.num_experts
+            found += self.moe.num_experts_per_tok * self.expert_params
+        return found
+
+    def linear_params_read(self, num_tokens: float) -> float:
+        """The same for a step of so many tokens, each weight once."""
+        if self.moe is None:
+            return self.linear_params
+        more = self.moe.num_hit(num_tokens) - self.moe.num_experts_per_tok
+        return self.linear_params + more * self.expert_params
+
     def check_tensor_parallel(self, size: int) -> None:
         """Raises `UsageError` where the model cannot be shared by so many ranks."""
         if size == 1:
             return
-        heads, kv_heads, inner = self.num_heads, self.num_kv_heads, self.intermediate_size
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        inner = {"MLP": self.intermediate_size}
+        if self.moe is not None:
+            inner = inner if self.num_moe_layers < self.num_layers else {}
+            inner["experts"] = self.moe.intermediate_size
+        uneven = [f"{name} of {width}" for name, width in inner.items() if width % size]
         if heads % size or (kv_heads % size and size % kv_heads):
             problem = f"the model's {heads} heads and {kv_heads} KV heads"
-        elif inner % size:
-            problem = f"the model's MLP of {inner}"
+        elif uneven:
+            problem = f"the model's {uneven[0]}"
         else:
             return
         fitting = [
             n
             for n in range(1, heads + 1)
-            if not (heads % n or inner % n or (kv_heads % n and n % kv_heads))
+            if not (heads % n or (kv_heads % n and n % kv_heads))
+            and not any(width % n for width in inner.values())
         ]
         raise UsageError(
             f"--tensor-parallel-size {size}: {problem} cannot be shared equally",
@@ -167,6 +230,7 @@ class ModelConfig:
             output_bias=attention_bias if family.qkv_bias is None else False,
             mlp_bias=family.has_mlp_bias and raw.flag("mlp_bias"),
             tie_word_embeddings=raw.flag("tie_word_embeddings"),
+            moe=_moe(raw) if family.has_experts else None,
             rope=_rope(raw, max_position_embeddings),
             dtype=_dtype(raw),
             eos_token_ids=_eos_token_ids(vocab_size, raw, generation),
@@ -262,6 +326,29 @@ def _refuse_unsupported(raw: _Json) -> None:
             windows = ["sliding_attention"]
     if any(kind != "full_attention" for kind in windows):
         raise raw.error("sliding window attention is not supported")
+
+
+def _moe(raw: _Json) -> MoeConfig:
+    """Names and rules of transformers' `Qwen3MoeConfig`; its version 5 writes `num_experts` as
+    `num_local_experts`.
+    """
+    key = "num_experts" if raw.data.get("num_experts") is not None else "num_local_experts"
+    num_experts, per_token = raw.count(key), raw.count("num_experts_per_tok")
+    if per_token > num_experts:
+        raise raw.error(f"num_experts_per_tok {per_token} is more than {key} {num_experts}")
+    dense, num_layers = raw.data.get("mlp_only_layers") or [], raw.count("num_hidden_layers")
+    if not isinstance(dense, list) or any(
+        isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < num_layers for i in dense
+    ):
+        raise raw.error(f"mlp_only_layers must be a list of layers' numbers, got {dense!r}")
+    return MoeConfig(
+        num_experts=num_experts,
+        num_experts_per_tok=per_token,
+        intermediate_size=raw.count("moe_intermediate_size"),
+        norm_topk_prob=raw.flag("norm_topk_prob"),
+        decoder_sparse_step=raw.count("decoder_sparse_step", 1),
+        mlp_only_layers=tuple(dense),
+    )
 
 
 def _rope(raw: _Json, max_position_embeddings: int) -> RopeConfig:

@@ -1,4 +1,5 @@
-"""Qwen3, dense: read from top to bottom. Qwen2 and Llama differ by configuration alone.
+"""Qwen3, dense: read from top to bottom. Qwen2 and Llama differ by configuration alone, Qwen3-MoE
+(`qwen3_moe`) by its layers.
 
 Names are the checkpoint's, with q/k/v and gate/up fused. The residual travels beside the hidden
 states, so that adding it and the next norm are one op. Under tensor parallelism the layers hold
@@ -9,7 +10,7 @@ Dimension key: T tokens, E hidden, F intermediate, V vocabulary, R rows that nee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import nn
@@ -83,6 +84,8 @@ class Qwen3Layer(nn.Module):
 
 
 class Qwen3Model(nn.Module):
+    layer_class: ClassVar[type[nn.Module]] = Qwen3Layer
+
     def __init__(
         self,
         config: ModelConfig,
@@ -97,7 +100,7 @@ class Qwen3Model(nn.Module):
             config.vocab_size, hidden, dtype=dtype, device=device, group=group
         )
         self.layers = nn.ModuleList(
-            Qwen3Layer(config, i, dtype=dtype, device=device, group=group)
+            self.layer_class(config, i, dtype=dtype, device=device, group=group)
             for i in range(config.num_layers)
         )
         self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device, group=group)
@@ -118,6 +121,8 @@ class Qwen3Model(nn.Module):
 class Qwen3ForCausalLM(nn.Module):
     """Inference only: call inside `torch.inference_mode()`."""
 
+    model_class: ClassVar[type[Qwen3Model]] = Qwen3Model
+
     def __init__(
         self,
         config: ModelConfig,
@@ -129,7 +134,7 @@ class Qwen3ForCausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.group = group
-        self.model = Qwen3Model(config, dtype=dtype, device=device, group=group)
+        self.model = self.model_class(config, dtype=dtype, device=device, group=group)
         self.lm_head = Linear(
             config.hidden_size,
             {"lm_head": group.padded_share(config.vocab_size)},

@@ -24,13 +24,16 @@ from safetensors import SafetensorError, safe_open
 
 from nvcli.errors import WeightsError
 from nvcli.layers.linear import Embedding, Linear, Part
+from nvcli.layers.moe import ExpertStack, StackedPart
 from nvcli.parallel import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
     from pathlib import Path
 
     from torch import nn
+
+    Target = Part | StackedPart
 
 logger = logging.getLogger("nvcli")
 
@@ -63,7 +66,7 @@ def load_weights(model: CausalLM, folder: Path, *, is_tied: bool) -> None:
     files = locate_tensors(folder)
     if HEAD_NAME not in files:
         model.tie_head()
-    targets = checkpoint_targets(model)
+    targets = checkpoint_targets(model, files)
     _match_names(targets, files, folder)
     _read_all(targets, files, folder)
     if HEAD_NAME not in files:
@@ -125,11 +128,19 @@ def _parts_of(module: nn.Module) -> Iterator[tuple[str, Part]]:
         yield name, Part(parameter.data, shape, Share.all_of(shape[0]))
 
 
-def checkpoint_targets(model: CausalLM) -> dict[str, Part]:
-    """Checkpoint name -> what of it fills which part of a parameter; together they cover all."""
-    targets: dict[str, Part] = {}
+def checkpoint_targets(model: CausalLM, names: Container[str] = ()) -> dict[str, Target]:
+    """Checkpoint name -> what of it fills which part of a parameter; together they cover all.
+
+    names: of the checkpoint. Experts are tensors of their own, or one of all (transformers 5 can
+    write them so): that one is known by its name.
+    """
+    targets: dict[str, Target] = {}
     covered = 0
     for path, module in model.named_modules():
+        if isinstance(module, ExpertStack) and path in names:
+            targets[path] = module.stacked_part()
+            covered += module.weight.numel()
+            continue
         prefix = path.rpartition(".")[0] if isinstance(module, Linear) else path
         for name, part in _parts_of(module):
             targets[f"{prefix}.{name}" if prefix else name] = part
@@ -221,7 +232,9 @@ def _list_tensors(folder: Path, file: str) -> list[str]:
         return list(handle.keys())
 
 
-def _match_names(targets: dict[str, Part], files: dict[str, tuple[str, str]], folder: Path) -> None:
+def _match_names(
+    targets: dict[str, Target], files: dict[str, tuple[str, str]], folder: Path
+) -> None:
     tied = {HEAD_NAME} if HEAD_NAME not in files else set()
     if missing := sorted(targets.keys() - files.keys() - tied):
         raise WeightsError(f"{folder} lacks {_listing(missing)}")
@@ -230,7 +243,7 @@ def _match_names(targets: dict[str, Part], files: dict[str, tuple[str, str]], fo
         raise WeightsError(f"{folder / file} holds {_listing(extra)}, unknown to the architecture")
 
 
-def _read_all(targets: dict[str, Part], files: dict[str, tuple[str, str]], folder: Path) -> None:
+def _read_all(targets: dict[str, Target], files: dict[str, tuple[str, str]], folder: Path) -> None:
     by_file: dict[str, list[str]] = defaultdict(list)
     for name, (file, _) in files.items():
         by_file[file].append(name)
@@ -245,7 +258,7 @@ def _read_file(
     folder: Path,
     file: str,
     names: list[str],
-    targets: dict[str, Part],
+    targets: dict[str, Target],
     files: dict[str, tuple[str, str]],
 ) -> None:
     if not names:
@@ -275,7 +288,7 @@ def _read_file(
                 raise _damaged(folder / file, err) from err
 
 
-def _check_filled(targets: dict[str, Part], folder: Path) -> None:
+def _check_filled(targets: dict[str, Target], folder: Path) -> None:
     """No NaN anywhere: neither left from birth nor read from the file. One read-back."""
     names = list(targets)
     is_nan = torch.stack([targets[name].target.sum(dtype=torch.float32).isnan() for name in names])

@@ -131,7 +131,11 @@ def generate(runner: Any, depth: int, num_seqs: int) -> list[tuple[list[int], li
 
 
 def check_equal_to_eager(
-    num_seqs: int = 9, max_num_seqs: int = 5, tolerance: float = 1e-4, **options: Any
+    num_seqs: int = 9,
+    max_num_seqs: int = 5,
+    tolerance: float = 1e-4,
+    model: dict[str, Any] | None = None,
+    **options: Any,
 ) -> None:
     import tempfile
 
@@ -140,7 +144,7 @@ def check_equal_to_eager(
     from tests.tiny import write_tiny_checkpoint
 
     folder = Path(tempfile.mkdtemp())
-    write_tiny_checkpoint(folder)
+    write_tiny_checkpoint(folder, **model or {})
     eager = make_runner(folder, captured=False, max_num_seqs=max_num_seqs, **options)
     plain = generate(eager, 0, num_seqs)
     kernels._use_triton = lambda x: True
@@ -204,6 +208,17 @@ def check_with_products_in_tiles() -> None:
 @pytest.mark.timeout(1200)
 def test_captured_steps_with_products_in_tiles_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_with_products_in_tiles")
+
+
+def check_with_experts() -> None:
+    check_equal_to_eager(model={"architecture": "Qwen3MoeForCausalLM"})
+
+
+@needs_triton
+@pytest.mark.interpret
+@pytest.mark.timeout(600)
+def test_captured_steps_with_experts_equal_the_eager_loop() -> None:
+    run_in_interpreter("tests.engine.test_captured_steps", "check_with_experts")
 
 
 def check_a_long_day() -> None:

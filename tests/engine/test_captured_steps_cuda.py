@@ -10,6 +10,8 @@ import torch
 
 from nvcli import LLM, Message, SamplingParams
 from tests.kernels.triton_testing import needs_triton
+from tests.text.tiny_tokenizer import write_tokenizer
+from tests.tiny import write_tiny_checkpoint
 
 pytestmark = [pytest.mark.gpu, needs_triton, pytest.mark.timeout(600)]
 
@@ -72,9 +74,35 @@ def test_text_is_the_same_however_it_is_computed(way: str, usual: list[list[int]
         assert same >= 0.9 * len(usual)
 
 
-def test_launching_never_waits_for_the_device() -> None:
-    with LLM("demo", device="cuda", num_blocks=2000) as llm:
-        prompts = [llm.tokenizer.encode_chat([Message("user", q)]) for q in QUESTIONS]
+@pytest.fixture(scope="module")
+def moe_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("moe")
+    extra = {"num_experts": 16, "num_experts_per_tok": 4}
+    write_tiny_checkpoint(folder, architecture="Qwen3MoeForCausalLM", extra_config=extra)
+    write_tokenizer(folder, vocab_size=290)
+    return str(folder)
+
+
+def test_text_of_experts_is_the_same_however_it_is_computed(moe_folder: str) -> None:
+    """With `--deterministic` to the id: captured, padded to other buckets, eager, alone."""
+    prompts = [[(7 * i + 13 * j) % 250 for j in range(1 + 3 * i)] for i in range(13)]
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=24, ignore_eos=True)
+    found = {}
+    for name, way in (WAYS | {"usual": {}}).items():
+        if name == "torch attention":
+            continue  # refused with --deterministic
+        options = {"dtype": "bfloat16", "deterministic": True, "num_blocks": 2000} | way
+        with LLM(moe_folder, device="cuda", **options) as llm:
+            found[name] = [output.token_ids for output in llm.generate(prompts, params)]
+    for name, texts in found.items():
+        assert texts == found["usual"], name
+
+
+@pytest.mark.parametrize("model", ["demo", "moe"])
+def test_launching_never_waits_for_the_device(moe_folder: str, model: str) -> None:
+    folder = moe_folder if model == "moe" else model
+    with LLM(folder, device="cuda", num_blocks=2000) as llm:
+        prompts = [llm.tokenizer.encode(q) for q in QUESTIONS]
         params = SamplingParams(temperature=0.8, top_k=20, max_tokens=8, seed=1)
         llm.generate(prompts, params)
         with warnings.catch_warnings():

@@ -23,11 +23,12 @@ from tests.builders import Log, run
 from tests.engine.rank_threads import RankThreads
 from tests.engine.short_sums import LibrarySums
 from tests.engine.test_model_runner import Driver
-from tests.tiny import write_tensors, write_tiny_checkpoint
+from tests.tiny import stack_experts, write_tensors, write_tiny_checkpoint
 
 pytestmark = pytest.mark.torch
 
 PROMPT = [7, 250, 3, 99, 120, 5, 61, 65, 40, 41, 42]
+MOE: dict[str, Any] = {"architecture": "Qwen3MoeForCausalLM"}
 # What of the model is unusual, and over how many ranks it is spread.
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "two ranks": (2, {}),
@@ -43,6 +44,9 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         {"architecture": "LlamaForCausalLM", "attention_bias": True, "mlp_bias": True},
     ),
     "three ranks": (3, {"heads": 6, "kv_heads": 3}),
+    "experts": (2, MOE),
+    "experts over four": (4, MOE),
+    "experts in some layers": (2, MOE | {"extra_config": {"mlp_only_layers": [0]}}),
 }
 Make = Callable[..., RankThreads]
 
@@ -108,7 +112,9 @@ def test_logits_equal_those_of_one_rank(make: Make, tmp_path: Path, name: str, b
 
 
 @pytest.mark.parametrize("fuses_norm", [True, False])
-@pytest.mark.parametrize("name", ["two ranks", "three ranks", "Llama with biases everywhere"])
+@pytest.mark.parametrize(
+    "name", ["two ranks", "three ranks", "experts", "Llama with biases everywhere"]
+)
 def test_sums_of_few_rows_are_the_short_ones(
     make: Make, tmp_path: Path, name: str, fuses_norm: bool
 ) -> None:
@@ -129,20 +135,39 @@ def test_sums_of_few_rows_are_the_short_ones(
             assert sums.calls == ["norm" if fuses_norm else "sum"] * num_sums
 
 
-def test_a_rank_holds_its_share_only(make: Make, tmp_path: Path) -> None:
-    ranks = make(2, {"vocab": 301})
+@pytest.mark.parametrize("model", [{"vocab": 301}, MOE], ids=["dense", "moe"])
+def test_a_rank_holds_its_share_only(make: Make, tmp_path: Path, model: dict[str, Any]) -> None:
+    ranks = make(2, model)
     alone = solo(tmp_path / "tiny")
     for runner in ranks.runners:
         assert 0.5 < runner.startup.weights_bytes / alone.startup.weights_bytes < 0.75
         assert runner.startup.pool_bytes == alone.startup.pool_bytes // 2
 
 
-def test_dummy_weights_are_a_share_of_the_same_numbers(make: Make, tmp_path: Path) -> None:
-    ranks = make(2, {"vocab": 301, "kv_heads": 1}, load_format="dummy")
+@pytest.mark.parametrize("model", [{}, MOE], ids=["dense", "moe"])
+def test_dummy_weights_are_a_share_of_the_same_numbers(
+    make: Make, tmp_path: Path, model: dict[str, Any]
+) -> None:
+    ranks = make(2, model | {"vocab": 301, "kv_heads": 1}, load_format="dummy")
     plan = plan_of([PROMPT])
     expected = logits_of(solo(tmp_path / "tiny", load_format="dummy"), plan)
     for logits in ranks.everywhere(lambda rank: logits_of(ranks.runners[rank], plan)):
         assert torch.allclose(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_of_one_tensor_are_shared_alike(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    tensors = write_tiny_checkpoint(folder, **MOE)
+    one_by_one = RankThreads(2, folder, config_of())
+    write_tensors(folder, stack_experts(tensors))
+    stacked = RankThreads(2, folder, config_of())
+    for left, right in zip(one_by_one.runners, stacked.runners, strict=True):
+        for (name, a), (_, b) in zip(
+            left.model.named_parameters(), right.model.named_parameters(), strict=True
+        ):
+            assert torch.equal(a, b), name
+    one_by_one.close()
+    stacked.close()
 
 
 def test_the_smallest_cache_of_all_ranks_counts(make: Make) -> None:
@@ -157,6 +182,20 @@ def test_a_size_that_does_not_divide_is_refused(tmp_path: Path, size: int) -> No
     with pytest.raises(UsageError, match=f"--tensor-parallel-size {size}: .*4 heads") as caught:
         config.check_tensor_parallel(size)
     assert caught.value.hint == "It can be 1, 2, 4."
+
+
+def test_an_inner_size_that_does_not_divide_is_refused(tmp_path: Path) -> None:
+    def error_of(**changes: Any) -> str:
+        extra = {"moe_intermediate_size": 42, "num_experts": 2} | changes
+        write_tiny_checkpoint(tmp_path, **MOE, intermediate=98, extra_config=extra)
+        with pytest.raises(UsageError) as caught:
+            ModelConfig.from_hf(tmp_path).check_tensor_parallel(4)
+        return str(caught.value)
+
+    start = "--tensor-parallel-size 4: the model's"
+    fits = "cannot be shared equally. It can be 1, 2."
+    assert error_of() == f"{start} experts of 42 {fits}"
+    assert error_of(mlp_only_layers=[1]) == f"{start} MLP of 98 {fits}"
 
 
 def test_a_tensor_of_another_shape_is_told_as_ever(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.torch
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "qwen3 with biases": {"attention_bias": True},
+    "experts": {"architecture": "Qwen3MoeForCausalLM"},
     "qwen2": {"architecture": "Qwen2ForCausalLM"},
     "llama": {"architecture": "LlamaForCausalLM"},
     "yarn": {

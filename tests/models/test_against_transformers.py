@@ -32,6 +32,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one KV head": {"kv_heads": 1},
     "no grouping": {"kv_heads": 4},
     "qwen2": {"architecture": "Qwen2ForCausalLM", "head_dim": 16},
+    "moe": {"architecture": "Qwen3MoeForCausalLM"},
+    "moe in some layers, not renormalised": {
+        "architecture": "Qwen3MoeForCausalLM",
+        "layers": 4,
+        "attention_bias": True,
+        "extra_config": {
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "num_experts": 9,
+            "num_experts_per_tok": 3,
+        },
+    },
     "llama": {"architecture": "LlamaForCausalLM", "head_dim": 16},
     "llama with biases": {
         "architecture": "LlamaForCausalLM",
@@ -164,10 +177,13 @@ def test_bfloat16_runs_close_to_float32(tmp_path: Path) -> None:
     torch.testing.assert_close(logits.float(), want, atol=0.15, rtol=0)
 
 
-def test_reference_kernels_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"])
+def test_reference_kernels_give_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
     from nvcli import kernels
 
-    write_tiny_checkpoint(tmp_path, attention_bias=True)
+    write_tiny_checkpoint(tmp_path, architecture=architecture, attention_bias=True)
     ids, rows = prompt(9), [(0, 6), (6, 8), (8, 9)]
 
     def logits() -> Tensor:

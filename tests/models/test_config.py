@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nvcli.errors import ModelError, ModelNotFoundError, UnsupportedModelError
-from nvcli.models.config import ModelConfig, RopeConfig
+from nvcli.models.config import ModelConfig, MoeConfig, RopeConfig
 
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -47,6 +47,7 @@ GENERATION = {
     "top_k": 20,
     "top_p": 0.95,
 }
+CONFIG = "FOLDER/config.json: "
 
 
 def read(
@@ -88,6 +89,77 @@ def test_qwen3(tmp_path: Path) -> None:
     )
     assert config.max_model_len == 40960
     assert config.kv_elements_per_token * 2 == 114_688  # bytes in bfloat16
+
+
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "tie_word_embeddings": False,
+}
+
+
+def test_qwen3_moe(tmp_path: Path) -> None:
+    config = read(tmp_path, **QWEN3_30B_A3B)
+    assert config.moe == MoeConfig(
+        num_experts=128, num_experts_per_tok=8, intermediate_size=768, norm_topk_prob=True
+    )
+    assert (config.has_qk_norm, config.num_moe_layers) == (True, 48)
+    head = config.vocab_size * config.hidden_size
+    assert config.linear_params + head == 3_041_656_832
+    assert config.linear_params_read(1) == pytest.approx(config.linear_params)
+    assert config.linear_params_read(10**6) + 2 * head == pytest.approx(30_531_911_680)
+    assert round(config.moe.num_hit(32)) == 112
+
+
+def test_experts_as_transformers_5_names_them(tmp_path: Path) -> None:
+    config = read(tmp_path, **QWEN3_30B_A3B | {"num_experts": None, "num_local_experts": 64})
+    assert config.moe is not None
+    assert config.moe.num_experts == 64
+
+
+def test_experts_in_some_layers(tmp_path: Path) -> None:
+    changes = {"decoder_sparse_step": 2, "mlp_only_layers": [1], "num_hidden_layers": 6}
+    config = read(tmp_path, **QWEN3_30B_A3B | changes, drop="norm_topk_prob")
+    assert config.moe is not None
+    assert [config.moe.has_experts(i) for i in range(6)] == [False, False, False, True, False, True]
+    assert config.num_moe_layers == 2
+    assert not config.moe.norm_topk_prob
+    attention = 2 * 2048 * 128 * (32 + 4)
+    dense, sparse = 3 * 2048 * 6144, 2048 * 128 + 8 * 3 * 2048 * 768
+    assert config.linear_params == 6 * attention + 4 * dense + 2 * sparse
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": None}, "num_local_experts is missing"),
+        ({"num_experts": 0}, "num_experts must be a positive whole number, got 0"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok 129 is more than num_experts 128"),
+        ({"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
+        ({"norm_topk_prob": "yes"}, "norm_topk_prob must be true or false, got 'yes'"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be a positive whole number, got 0"),
+        ({"mlp_only_layers": [48]}, "mlp_only_layers must be a list of layers' numbers, got [48]"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers' numbers, got 3"),
+    ],
+)
+def test_refusals_of_experts(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    assert error_of(tmp_path, **QWEN3_30B_A3B | changes) == CONFIG + message
 
 
 def test_qwen2_has_biases_on_qkv_alone(tmp_path: Path) -> None:
@@ -223,8 +295,6 @@ def test_default_rope_in_transformers_5_style(tmp_path: Path) -> None:
 
 # --- refusals, as whole messages -----------------------------------------------------------------
 
-CONFIG = "FOLDER/config.json: "
-
 
 @pytest.mark.parametrize(
     ("changes", "message"),
@@ -232,12 +302,7 @@ CONFIG = "FOLDER/config.json: "
         (
             {"architectures": ["GPT2LMHeadModel"]},
             "architecture GPT2LMHeadModel is not supported. "
-            "Supported: Qwen3ForCausalLM, Qwen2ForCausalLM, LlamaForCausalLM.",
-        ),
-        (
-            {"architectures": ["Qwen3MoeForCausalLM"]},
-            "architecture Qwen3MoeForCausalLM is not supported. "
-            "Supported: Qwen3ForCausalLM, Qwen2ForCausalLM, LlamaForCausalLM.",
+            "Supported: Qwen3ForCausalLM, Qwen3MoeForCausalLM, Qwen2ForCausalLM, LlamaForCausalLM.",
         ),
         ({"architectures": []}, CONFIG + "architectures is missing"),
         (

@@ -14,7 +14,7 @@ from torch import Tensor
 from nvcli.errors import WeightsError
 from nvcli.models.qwen3 import Qwen3ForCausalLM
 from tests.builders_torch import load_tiny
-from tests.tiny import INDEX_NAME, write_tensors, write_tiny_checkpoint
+from tests.tiny import INDEX_NAME, stack_experts, write_tensors, write_tiny_checkpoint
 
 pytestmark = pytest.mark.torch
 
@@ -90,6 +90,49 @@ def test_saved_rotary_tables_are_ignored(tmp_path: Path) -> None:
     check_weights(load_tiny(tmp_path), tensors)
 
 
+# --- experts -------------------------------------------------------------------------------------
+
+MOE = "Qwen3MoeForCausalLM"
+EXPERTS = "model.layers.1.mlp.experts"
+
+
+def check_experts(model: Qwen3ForCausalLM, tensors: dict[str, Tensor]) -> None:
+    """The second layer's stacks are the checkpoint's experts in order, gate above up."""
+    assert_filled(model)
+    moe = model.model.layers[1].mlp
+    expected = stack_experts(tensors)
+    found = {"gate_up_proj": moe.experts.gate_up_proj, "down_proj": moe.experts.down_proj}
+    for name, stack in found.items():
+        assert torch.equal(stack.matrices, expected[f"{EXPERTS}.{name}"]), name
+    assert torch.equal(moe.gate.weight, tensors["model.layers.1.mlp.gate.weight"])
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_experts(tmp_path: Path, shards: int, is_stacked: bool) -> None:
+    tensors = write_tiny_checkpoint(tmp_path, architecture=MOE)
+    write_tensors(tmp_path, stack_experts(tensors) if is_stacked else tensors, shards=shards)
+    check_experts(load_tiny(tmp_path), tensors)
+
+
+@pytest.mark.parametrize("is_original", [True, False])
+def test_experts_as_transformers_writes_them(tmp_path: Path, is_original: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tensors = write_tiny_checkpoint(tmp_path / "ours", architecture=MOE)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    theirs.save_pretrained(tmp_path / "theirs", save_original_format=is_original)
+    check_experts(load_tiny(tmp_path / "theirs"), tensors)
+
+
+def test_layers_may_differ_in_how_experts_are_kept(tmp_path: Path) -> None:
+    tensors = write_tiny_checkpoint(tmp_path, architecture=MOE)
+    stacked = stack_experts(tensors)
+    mixed = {n: t for n, t in tensors.items() if not n.startswith(EXPERTS)}
+    write_tensors(tmp_path, mixed | {n: t for n, t in stacked.items() if n.startswith(EXPERTS)})
+    check_experts(load_tiny(tmp_path), tensors)
+
+
 # --- tied and untied heads -----------------------------------------------------------------------
 
 
@@ -141,8 +184,9 @@ def test_untied_without_head_ties_and_warns(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_dummy_needs_no_file_and_is_seeded(tmp_path: Path, tied: bool) -> None:
-    write_tiny_checkpoint(tmp_path, tied=tied, attention_bias=True)
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", MOE])
+def test_dummy_needs_no_file_and_is_seeded(tmp_path: Path, tied: bool, architecture: str) -> None:
+    write_tiny_checkpoint(tmp_path, architecture=architecture, tied=tied, attention_bias=True)
     (tmp_path / "model.safetensors").unlink()
     first, second = (load_tiny(tmp_path, load_format="dummy") for _ in range(2))
     assert_filled(first)
@@ -150,7 +194,8 @@ def test_dummy_needs_no_file_and_is_seeded(tmp_path: Path, tied: bool) -> None:
     for (name, a), (_, b) in zip(first.named_parameters(), second.named_parameters(), strict=True):
         assert torch.equal(a, b), name
     layers = first.model.layers
-    a, b = (dict(layer.named_parameters())["mlp.down_proj.weight"] for layer in layers)
+    down = "mlp.experts.down_proj.weight" if architecture == MOE else "mlp.down_proj.weight"
+    a, b = (dict(layer.named_parameters())[down] for layer in layers)
     assert not torch.equal(a, b)
     assert 0 < a.abs().max() < 0.2
 
@@ -199,6 +244,37 @@ def test_biases_that_the_configuration_does_not_expect(tmp_path: Path) -> None:
     assert error_of(tmp_path) == (
         "FOLDER/model.safetensors holds model.layers.0.self_attn.q_proj.bias, "
         "unknown to the architecture"
+    )
+
+
+def moe_error(folder: Path, *, stacked: bool = False, drop: str = "", **extra: Tensor) -> str:
+    tensors = write_tiny_checkpoint(folder, architecture=MOE)
+    tensors = stack_experts(tensors) if stacked else tensors
+    changed = {f"{EXPERTS}.{name.replace('__', '.')}": tensor for name, tensor in extra.items()}
+    kept = {name: tensor for name, tensor in tensors.items() if name != f"{EXPERTS}.{drop}"}
+    write_tensors(folder, kept | changed)
+    return error_of(folder)
+
+
+def test_a_missing_and_an_extra_expert(tmp_path: Path) -> None:
+    name = "4.up_proj.weight"
+    assert moe_error(tmp_path, drop=name) == f"FOLDER lacks {EXPERTS}.{name}"
+    extra = {"6__up_proj__weight": torch.ones(40, 64)}  # there are six, from 0 on
+    message = f"holds {EXPERTS}.6.up_proj.weight, unknown to the architecture"
+    assert moe_error(tmp_path, **extra) == f"FOLDER/model.safetensors {message}"
+
+
+def test_experts_of_one_tensor_that_is_missing_or_has_another_shape(tmp_path: Path) -> None:
+    missing = f"FOLDER lacks {EXPERTS}.0.down_proj.weight and 5 more"
+    assert moe_error(tmp_path, stacked=True, drop="down_proj") == missing
+    message = moe_error(tmp_path, stacked=True, gate_up_proj=torch.ones(6, 40, 64))
+    assert message == (
+        f"FOLDER/model.safetensors: {EXPERTS}.gate_up_proj has shape [6, 40, 64], "
+        "the configuration says [6, 80, 64]"
+    )
+    both = moe_error(tmp_path, stacked=True, **{"0__up_proj__weight": torch.ones(40, 64)})
+    assert both == (
+        f"FOLDER/model.safetensors holds {EXPERTS}.0.up_proj.weight, unknown to the architecture"
     )
 
 

@@ -1,5 +1,6 @@
 """A tiny random Qwen3 with tokenizer, and LLMs over it. Block size 4, vocabulary 300 of which the
-tokenizer knows 290, head_dim 32 with 4 heads of hidden 64.
+tokenizer knows 290, head_dim 32 with 4 heads of hidden 64. `both_models` runs a test on one with
+experts too.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from tests.tiny import write_tiny_checkpoint
 VOCAB = 290
 DEVICE = os.environ.get("NVCLI_TEST_DEVICE", "cpu")  # read before the fixtures clear it
 
+both_models = pytest.mark.parametrize(
+    "checkpoint", ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"], ids=["dense", "moe"], indirect=True
+)
+
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_checkpoint(folder)
+    write_tiny_checkpoint(folder, architecture=getattr(request, "param", "Qwen3ForCausalLM"))
     write_tokenizer(folder, vocab_size=VOCAB)
     # No EOS: a random model must run to its limit unless a test says otherwise.
     set_eos(folder, [])

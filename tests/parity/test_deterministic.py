@@ -15,7 +15,7 @@ import pytest
 from nvcli.errors import DeviceError, UsageError
 from nvcli.llm import LLM
 from nvcli.types import RequestOutput, SamplingParams
-from tests.parity.conftest import DEVICE
+from tests.parity.conftest import DEVICE, both_models
 
 pytestmark = pytest.mark.torch
 
@@ -51,6 +51,7 @@ def bits(outputs: list[RequestOutput]) -> list[Any]:
     return [(o.token_ids, [(x.logprob, x.top) for x in o.logprobs or ()]) for o in outputs]
 
 
+@both_models
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 def test_the_same_bits_in_every_way(make_llm: MakeLLM, kv_cache_dtype: str) -> None:
     dtype = "float32" if DEVICE == "cpu" else "bfloat16"
@@ -66,6 +67,7 @@ def test_the_same_bits_in_every_way(make_llm: MakeLLM, kv_cache_dtype: str) -> N
         assert (llm.stats().num_preemptions > 0) == (name == "preempted")
 
 
+@both_models
 def test_it_is_the_same_model(make_llm: MakeLLM) -> None:
     params = KINDS[0].replace(prompt_logprobs=1)
     exact, plain = (make_llm(deterministic=on).generate(prompts(), params) for on in (True, False))

@@ -12,8 +12,9 @@ import pytest
 
 from nvcli.llm import LLM
 from nvcli.types import FinishReason, RequestOutput, SamplingParams
+from tests.parity.conftest import both_models
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, both_models]
 
 MakeLLM = Callable[..., LLM]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=3)

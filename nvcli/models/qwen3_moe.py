@@ -1,0 +1,66 @@
+"""Qwen3-MoE: Qwen3 with experts in place of the MLP, in all layers or in some.
+
+Embedding, attention, norms and head are `qwen3`'s. Padding of a captured step goes to no expert:
+its tokens would have their weights read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from nvcli.layers.attention import Attention
+from nvcli.layers.moe import MoE
+from nvcli.layers.norm import RMSNorm
+from nvcli.models.qwen3 import Qwen3ForCausalLM, Qwen3MLP, Qwen3Model
+from nvcli.parallel import SOLO, TPGroup
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from nvcli.layers.forward_batch import ForwardBatch
+    from nvcli.models.config import ModelConfig
+
+
+class Qwen3MoeLayer(nn.Module):
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: TPGroup = SOLO,
+    ) -> None:
+        super().__init__()
+        assert config.moe is not None, "a configuration without experts"
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device, group=group)
+        self.self_attn = Attention(config, layer, dtype=dtype, device=device, group=group)
+        self.post_attention_layernorm = RMSNorm(
+            hidden, eps, dtype=dtype, device=device, group=group
+        )
+        mlp = MoE if config.moe.has_experts(layer) else Qwen3MLP
+        self.mlp: MoE | Qwen3MLP = mlp(config, dtype=dtype, device=device, group=group)
+
+    def forward(
+        self,
+        x: Tensor,  # [T, E] or addends, what the previous layer adds to the residual
+        residual: Tensor | None,  # [T, E]; None before the first layer
+        rotary: tuple[Tensor, Tensor],  # [T, D] each
+        batch: ForwardBatch,
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch)
+        padding = (batch.is_token(),) if isinstance(self.mlp, MoE) else ()
+        x, residual = self.mlp(x, residual, self.post_attention_layernorm, *padding)
+        return x, residual
+
+
+class Qwen3MoeModel(Qwen3Model):
+    layer_class = Qwen3MoeLayer
+
+
+class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
+    model_class = Qwen3MoeModel
