@@ -43,7 +43,8 @@ def test_every_command_line_is_understood(job: Job, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
-    monkeypatch.delitem(sys.modules, module, raising=False)  # runpy warns of it
+    for loaded in (module, f"{module}.__main__"):  # runpy warns of it
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
     with pytest.raises(Parsed):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
