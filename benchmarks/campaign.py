@@ -2,7 +2,7 @@
 
     python -m benchmarks.campaign check             # is it right?
     python -m benchmarks.campaign serving           # batch and serve beside LLM.generate, and plan
-    python -m benchmarks.campaign peer large        # beside vLLM, where it is installed
+    python -m benchmarks.campaign peer large experts    # beside vLLM, where it is installed
     python -m benchmarks.campaign parallel          # two GPUs as one
 
 A campaign is a list of lanes. A lane's jobs run one after the other on GPUs of its own; lanes run
@@ -121,6 +121,9 @@ CAMPAIGNS = {
     "large": [
         Lane([_engine(m, w, 200, "--side-by-side", "--repeat", "1")], num_gpus=2)
         for m, w in (("qwen3-8b", "BCAD"), ("qwen3-14b", "A"))
+    ],
+    "experts": [
+        Lane([_engine("qwen3-30b-a3b", "BCAD", 290, "--side-by-side", "--repeat", "1")], num_gpus=2)
     ],
     "options": [
         Lane(

@@ -4,7 +4,8 @@ that a run that is cut short has said what it knew.
 
     python -m benchmarks.engine.gpu_check kernels speed equal bandwidth
 
-    kernels    each kernel at the shapes of Qwen3-0.6B against its float32 reference
+    kernels    each kernel at the shapes of Qwen3-0.6B, experts at those of 30B-A3B, against its
+               float32 reference
     speed      workloads B, C and A on random weights of 0.6B (`--workloads`)
     equal      greedy and seeded text of the built-in model: graphs, run-ahead and dependent launch
                on and off, and our attention beside PyTorch's
@@ -56,6 +57,7 @@ def check_kernels() -> None:
     from tests.kernels import test_fp8_cache as fp8
     from tests.kernels import test_gemm as gemm
     from tests.kernels import test_gemv as gemv
+    from tests.kernels import test_moe as moe
     from tests.kernels import test_row_kernels as rows
     from tests.kernels import test_sampling_kernels as sampling
     from tests.kernels import test_skinny as skinny
@@ -89,6 +91,12 @@ def check_kernels() -> None:
         checks[f"fp8, {name}"] = partial(fp8.check_attention, case, heads, bf16, "cuda")
     for shape in fixed.CUDA_PRODUCTS:
         checks[f"deterministic, {shape}"] = partial(fixed.check_product, shape, bf16, "cuda")
+    for moe_shape in moe.CUDA_SHAPES:
+        checks[f"experts, {moe_shape}"] = partial(
+            moe.check_experts, moe_shape, "random", bf16, "cuda"
+        )
+    checks["route"] = partial(moe.check_route, (300, 128, 8), bf16, "cuda")
+    checks["groups"] = partial(moe.check_groups, (256, 128, 8, 8, 8), "random", "cuda", 32)
     checks["fp8 stores"] = lambda: fp8.check_stores("cuda", bf16)
     with torch.inference_mode():
         for name, check in checks.items():

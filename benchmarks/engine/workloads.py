@@ -9,18 +9,22 @@
     L  one prompt of 32,768 tokens, one token out
 
 End of sequence is always ignored. A floor is what the bytes or the operations alone would take:
-weights read once a step, each key and value once, at the bandwidth and rate given.
+weights read once a step, each key and value once, at the bandwidth and rate given. Of experts,
+those that the step's tokens hit if routing is uniform.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+from nvcli.models.config import MoeConfig
 
 READ_BYTES_PER_S = 4.49e12  # an H200, reads alone, measured
 FLOPS = 777e12  # the same, bf16 matrix product, measured
@@ -36,12 +40,21 @@ class Shape:
     tied: bool
     head_dim: int = 128
     vocab: int = 151_936
+    moe: MoeConfig | None = None  # in all layers
 
     def config(self) -> dict[str, object]:
         """What config.json of such a checkpoint says."""
-        return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
+        kind: dict[str, object] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+        if self.moe is not None:
+            kind = {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "model_type": "qwen3_moe",
+                "num_experts": self.moe.num_experts,
+                "num_experts_per_tok": self.moe.num_experts_per_tok,
+                "moe_intermediate_size": self.moe.intermediate_size,
+                "norm_topk_prob": self.moe.norm_topk_prob,
+            }
+        return kind | {
             "attention_bias": False,
             "bos_token_id": 151_643,
             "eos_token_id": 151_645,
@@ -66,9 +79,26 @@ class Shape:
 
     @property
     def body_params(self) -> int:
-        """Of all projections: what a decode step multiplies with, the head aside."""
+        """Of all projections: what a token is multiplied with, the head aside."""
+        mlp = 3 * self.hidden * self.inner
+        if self.moe is not None:
+            mlp = self.hidden * self.moe.num_experts
+            mlp += self.moe.num_experts_per_tok * self.expert_params
         qkvo = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (qkvo + 3 * self.hidden * self.inner)
+        return self.layers * (qkvo + mlp)
+
+    @property
+    def expert_params(self) -> int:
+        """Of one expert of one layer."""
+        return 3 * self.hidden * self.moe.intermediate_size if self.moe is not None else 0
+
+    def params_read(self, num_tokens: int) -> float:
+        """Of all projections and the head, each once, in a step of so many tokens."""
+        found = self.body_params + self.head_params
+        if self.moe is None:
+            return found
+        more = self.moe.num_hit(num_tokens) - self.moe.num_experts_per_tok
+        return found + self.layers * more * self.expert_params
 
     @property
     def head_params(self) -> int:
@@ -86,6 +116,13 @@ SHAPES = {
     "qwen3-8b": Shape(4096, 12_288, 36, 32, 8, tied=False),
     "qwen3-14b": Shape(5120, 17_408, 40, 40, 8, tied=False),
     "qwen3-32b": Shape(5120, 25_600, 64, 64, 8, tied=False),
+    "qwen3-30b-a3b": Shape(
+        *(2048, 6144, 48, 32, 4),
+        tied=False,
+        moe=MoeConfig(
+            num_experts=128, num_experts_per_tok=8, intermediate_size=768, norm_topk_prob=True
+        ),
+    ),
 }
 
 
@@ -165,14 +202,17 @@ def prefill_floor_s(shape: Shape, lengths: list[int]) -> float:
 
 def decode_floor_s(shape: Shape, prompt_lens: list[int], output_lens: list[int]) -> float:
     """Every step but the first of each output: the weights once, and all keys and values there."""
-    num_steps = max(output_lens) - 1
     num_keys = sum(
         (prompt + 1 + step)
         for prompt, output in zip(prompt_lens, output_lens, strict=True)
         for step in range(output - 1)
     )
-    weights = 2 * (shape.body_params + shape.head_params)
-    return (num_steps * weights + num_keys * shape.kv_bytes_per_token) / READ_BYTES_PER_S
+    lasting = Counter(output - 1 for output in output_lens)  # steps -> outputs that take so many
+    weights, running = 0.0, len(output_lens)
+    for step in range(max(output_lens) - 1):
+        running -= lasting[step]
+        weights += 2 * shape.params_read(running)
+    return (weights + num_keys * shape.kv_bytes_per_token) / READ_BYTES_PER_S
 
 
 def floor_s(shape: Shape, job: Job) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.engine.workloads import SHAPES
 from benchmarks.rows import write_row
 from nvcli import kernels
 from nvcli.kernels import launch, rotary_store, sampling
@@ -221,6 +222,42 @@ def measure_prefill(rows: int, tokens: int) -> dict[str, float]:
     }
 
 
+def measure_experts(rows: int) -> dict[str, float]:
+    """Router and experts of a layer of 30B-A3B: all between two norms, with random routing. Of few
+    rows the second norm adds up the experts.
+    """
+    bf16, shape = torch.bfloat16, SHAPES["qwen3-30b-a3b"]
+    moe = shape.moe
+    assert moe is not None
+    X, E, F, K = moe.num_experts, shape.hidden, moe.intermediate_size, moe.num_experts_per_tok
+    layers = [
+        (
+            torch.randn(X, E, device="cuda", dtype=bf16) / E**0.5,
+            torch.randn(X, 2 * F, E, device="cuda", dtype=bf16) / E**0.5,
+            torch.randn(X, E, F, device="cuda", dtype=bf16) / F**0.5,
+        )
+        for _ in range(6 if rows > 1 else 12)
+    ]
+    x = torch.randn(rows, E, device="cuda", dtype=bf16)
+    hit = 0
+    for router, _, _ in layers:
+        ids, _ = kernels.route(kernels.linear(x, router, None), K, renormalise=True)
+        hit += len(ids.unique())
+
+    def body() -> None:
+        for router, gate_up, down in layers:
+            routed = kernels.route(kernels.linear(x, router, None), K, renormalise=True)
+            kernels.experts(x, *routed, gate_up, down, as_addends=True)
+
+    seconds = seconds_in_graph(body) / len(layers)
+    hit_bytes = hit / len(layers) * shape.expert_params * 2
+    return {
+        "us": seconds * 1e6,
+        "gb_s": hit_bytes / seconds / 1e9,
+        "tflop_s": 2 * rows * K * shape.expert_params / seconds / 1e12,
+    }
+
+
 def measure_all(say: Callable[[str], None]) -> None:
     metrics: dict[str, Any] = {}
 
@@ -237,11 +274,17 @@ def measure_all(say: Callable[[str], None]) -> None:
             found = measure_attention(rows, keys, fp8=True)
             note(f"decode_fp8_{rows}x{keys}", _rounded(found))
         note("decode_131x800_ragged", _rounded(measure_attention(131, 800, ragged=True)))
+        for rows in (1, 2, 8, 32, 64, 256, 2048, 16_384):
+            note(f"experts_{rows}", _rounded(measure_experts(rows)))
         for rows in (1, 256):
             note(f"small_{rows}", _rounded(measure_small(rows)))
         for rows, tokens in ((8, 2048), (1, 16_384)):
             note(f"prefill_{rows}x{tokens}", _rounded(measure_prefill(rows, tokens)))
-    write_row("kernels", metrics=metrics, config={"shapes": "Qwen3-0.6B", "dtype": "bfloat16"})
+    write_row(
+        "kernels",
+        metrics=metrics,
+        config={"shapes": "Qwen3-0.6B, experts of 30B-A3B", "dtype": "bfloat16"},
+    )
 
 
 def _rounded(value: Any) -> Any:

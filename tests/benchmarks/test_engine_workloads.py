@@ -43,6 +43,19 @@ def test_sizes_of_the_shapes() -> None:
     assert json.dumps(config)
 
 
+def test_experts_are_read_where_they_are_hit() -> None:
+    big = SHAPES["qwen3-30b-a3b"]
+    # 3.04 billion weights for one token, all 30.2 billion (less the embedding) for very many
+    assert big.params_read(1) == big.body_params + big.head_params == 3_041_656_832
+    assert big.params_read(10_000) == pytest.approx(30_220_746_752)
+    assert big.moe is not None
+    assert [round(big.moe.num_hit(n)) for n in (1, 32, 256)] == [8, 112, 128]
+    # two outputs, one of a step less: a step of two tokens, then one of one
+    read = 2 * (big.params_read(2) + big.params_read(1)) + (2 + 3 + 2) * big.kv_bytes_per_token
+    floor = workloads.decode_floor_s(big, [1, 1], [3, 2])
+    assert floor == pytest.approx(read / workloads.READ_BYTES_PER_S)
+
+
 def test_floors_by_hand() -> None:
     shape = Shape(hidden=2, inner=3, layers=1, heads=2, kv_heads=1, tied=True, head_dim=4, vocab=5)
     # qkv 2 x 16, o 8 x 2, gate, up and down 3 x 6, all twice for 16 bits; head 2 x 5
