@@ -181,7 +181,9 @@ def estimate(found: DryRun, model: ModelConfig, num_seqs: int = 256) -> float:
     steps = max(found.output_tokens / batch, found.output_tokens / found.num_sequences)
     kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _DTYPE_BYTES
     context = (found.prompt_tokens + found.output_tokens / 2) / found.num_sequences
-    step_bytes = parameters * _DTYPE_BYTES + batch * context * kv_bytes
+    head = model.vocab_size * model.hidden_size
+    weights = model.linear_params_read(batch) + head
+    step_bytes = weights * _DTYPE_BYTES + batch * context * kv_bytes
     step_s = max(step_bytes / _BYTES_PER_S, 2 * parameters * batch / _FLOPS_PER_S)
     step_s += _STEP_S + batch * _SEQUENCE_S
     return prefill_s + steps * step_s
@@ -189,6 +191,4 @@ def estimate(found: DryRun, model: ModelConfig, num_seqs: int = 256) -> float:
 
 def num_parameters(model: ModelConfig) -> int:
     """Weights that a token passes through, embedding lookups left out."""
-    attention = model.hidden_size * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
-    mlp = 3 * model.hidden_size * model.intermediate_size
-    return model.num_layers * (attention + mlp) + model.vocab_size * model.hidden_size
+    return model.linear_params + model.vocab_size * model.hidden_size

@@ -1,10 +1,10 @@
 """From a few measured steps to the costs of the physical model, with its own error stated.
 
 Prefill first: non-negative least squares of T_p on [1, linear FLOPs, attention FLOPs]. Then decode
-on [1, b, S], less what linear layers of b tokens cost beyond streaming the weights. Weights 1 / t^2
-make relative errors count alike. Where the engine has other kernels for a lone row (CUDA), its
-steps have a constant of their own. Steps that hold prompts and decodes give theirs last: what is
-left of their time, the median. Leave-one-out tells how well a point is predicted without itself.
+on [1, b, S], less what linear layers of b tokens cost beyond streaming the weights of one. Weights
+1 / t^2 make relative errors count alike. Where the engine has other kernels for a lone row (CUDA),
+its steps have a constant of their own. Steps that hold prompts and decodes give theirs last: what
+is left of their time, the median. Leave-one-out tells how well a point is predicted without itself.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def fit_cost(
 
 
 def _beyond(shape: Shape, b: int, per_flop: float, weights: float) -> float:
-    return max(shape.linear_flops(b, b) * per_flop - weights, 0.0)
+    return max(shape.linear_flops(b, b) * per_flop, weights * shape.reading(b)) - weights
 
 
 def _fit_prefill(

@@ -3,9 +3,10 @@
     t_step = t_0 + c_1 b + max(weights streamed, linear FLOPs) + kv S + attention FLOPs of prompts
 
 A decode step reads every weight once and the keys and values of all resident tokens; a prefill is
-FLOPs. Costs come from a datasheet with priors for the efficiencies, or from a calibration
-(`calibrate`). Prompts beyond the step's token budget take several steps, and a step may hold
-prompts and decodes at once. `under_load` tells what follows for many requests.
+FLOPs. Of experts a step reads those that its tokens hit, if routing is uniform. Costs come from a
+datasheet with priors for the efficiencies, or from a calibration (`calibrate`). Prompts beyond the
+step's token budget take several steps, and a step may hold prompts and decodes at once.
+`under_load` tells what follows for many requests.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from nvcli.bench import under_load
+from nvcli.models.config import num_hit
 
 if TYPE_CHECKING:
     from nvcli.bench.under_load import Prediction
@@ -24,7 +26,7 @@ PRIOR_BANDWIDTH, PRIOR_FLOPS = 0.8, 0.6  # efficiencies before anything was meas
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A dense decoder as its costs need it; bytes are those of one stored number."""
+    """A decoder as its costs need it; bytes are those of one stored number."""
 
     hidden: int
     layers: int
@@ -37,6 +39,10 @@ class Shape:
     has_qk_norm: bool = True
     weight_bytes: int = 2
     kv_bytes: int = 2
+    moe_layers: int = 0  # that have experts in place of the MLP
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
 
     @classmethod
     def of(cls, config: ModelConfig, *, weight_bytes: int, kv_bytes: int) -> Self:
@@ -52,15 +58,27 @@ class Shape:
             has_qk_norm=config.has_qk_norm,
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes,
+            moe_layers=config.num_moe_layers,
+            experts=config.moe.num_experts if config.moe else 0,
+            experts_per_token=config.moe.num_experts_per_tok if config.moe else 0,
+            expert_intermediate=config.moe.intermediate_size if config.moe else 0,
         )
 
     @property
     def p_lin(self) -> int:
-        """Weights of the linear layers: L (2 d h D + 2 d k D + 3 d f)."""
+        """Weights of the linear layers that a token passes: L (2 d h D + 2 d k D + 3 d f), where a
+        layer of experts has a router d X and K experts 3 d f' in place of 3 d f.
+        """
         d, width = self.hidden, self.head_dim
-        return self.layers * (
-            2 * d * self.heads * width + 2 * d * self.kv_heads * width + 3 * d * self.intermediate
-        )
+        attention = self.layers * (2 * d * self.heads * width + 2 * d * self.kv_heads * width)
+        mlps = (self.layers - self.moe_layers) * 3 * d * self.intermediate
+        routers = self.moe_layers * d * self.experts
+        return attention + mlps + routers + self.experts_per_token * self.p_expert
+
+    @property
+    def p_expert(self) -> int:
+        """Weights of one expert in all layers that have experts."""
+        return self.moe_layers * 3 * self.hidden * self.expert_intermediate
 
     @property
     def p_head(self) -> int:
@@ -73,12 +91,21 @@ class Shape:
 
     @property
     def num_params(self) -> int:
-        return self.p_lin + self.p_norm + self.p_head * (1 if self.is_tied else 2)
+        idle = (self.experts - self.experts_per_token) * self.p_expert
+        return self.p_lin + idle + self.p_norm + self.p_head * (1 if self.is_tied else 2)
 
     @property
     def bytes_per_step(self) -> int:
-        """Weights read in a step; an untied input embedding is only gathered."""
+        """Weights read in a step of one token; an untied input embedding is only gathered."""
         return self.weight_bytes * (self.p_lin + self.p_head + self.p_norm)
+
+    def reading(self, num_tokens: float) -> float:
+        """Weights read in a step of so many tokens, as a multiple of `bytes_per_step`."""
+        if not self.moe_layers:
+            return 1.0
+        hit = num_hit(self.experts, self.experts_per_token, max(num_tokens, 1))
+        more = (hit - self.experts_per_token) * self.p_expert
+        return 1 + self.weight_bytes * more / self.bytes_per_step
 
     @property
     def bytes_of_weights(self) -> int:
@@ -127,7 +154,7 @@ class Cost:
 
     fixed: float  # t_0: launch, scheduler, sampling
     per_sequence: float  # c_1
-    weights: float  # streaming them once
+    weights: float  # streaming once those of one token
     per_kv_token: float  # reading one resident token
     per_linear_flop: float
     per_attention_flop: float
@@ -178,7 +205,7 @@ class PerfModel:
         cost, shape = self.cost, self.shape
         flops = 2 * (b + p) * shape.p_lin + 2 * (b + heads) * shape.p_head
         compute = flops * cost.per_linear_flop
-        base = cost.fixed + max(cost.weights, compute)
+        base = cost.fixed + max(cost.weights * shape.reading(b + p), compute)
         if p:
             is_mixed = b > 0 and cost.mixed_fixed is not None
             fixed = cost.mixed_fixed if is_mixed else cost.prefill_fixed
@@ -210,13 +237,15 @@ class PerfModel:
 
     def is_compute_bound(self, b: float) -> bool:
         flops = self.shape.linear_flops(1, 1) * b
-        return flops * self.cost.per_linear_flop > self.cost.weights
+        weights = self.cost.weights * self.shape.reading(b)
+        return flops * self.cost.per_linear_flop > weights
 
     # --- floors -----------------------------------------------------------------------------------
 
     def step_floor(self, hardware: Hardware, b: float, S: float, p: int = 0) -> float:
         """No step can be faster than its bytes, or its FLOPs."""
-        read = self.shape.bytes_per_step + self.shape.kv_bytes_per_token * S
+        read = self.shape.bytes_per_step * self.shape.reading(b + p)
+        read += self.shape.kv_bytes_per_token * S
         flops = self.shape.linear_flops(b + p, b + (p > 0))
         flops += self.shape.attention_flops * pairs_of(p, 0)
         return max(read / hardware.bandwidth, flops / hardware.flops)

@@ -147,6 +147,13 @@ def _shape(config: object, dtype: str | None) -> Shape:
 
 
 def _activations(shape: Shape, kind: str) -> int:
-    """Of a step with a full token budget: the widest layer's rows, in and out."""
+    """Of a step with a full token budget: the widest layer's rows, in and out. Experts' are one for
+    each expert of a token.
+    """
     tokens = 16_384 if kind == "cuda" else 1_024
-    return 4 * tokens * (shape.intermediate + shape.hidden) * shape.weight_bytes
+    widths = [4 * (shape.intermediate + shape.hidden)]
+    if shape.moe_layers:
+        row = shape.expert_intermediate + shape.hidden
+        experts = shape.experts_per_token * row + 4 * shape.hidden
+        widths = [experts, *widths] if shape.moe_layers < shape.layers else [experts]
+    return tokens * max(widths) * shape.weight_bytes

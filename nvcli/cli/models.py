@@ -127,7 +127,8 @@ def show(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
         return
     shown = {**facts, "weight_bytes": size_text(facts["weight_bytes"])}
     shown["kv_bytes_per_token"] = size_text(facts["kv_bytes_per_token"])
-    shown["parameters"] = f"{facts['parameters']:,}".replace(",", " ")
+    for key in {"parameters", "active_parameters"} & facts.keys():
+        shown[key] = f"{facts[key]:,}".replace(",", " ")
     shown["sampling"] = ", ".join(f"{k} {v}" for k, v in facts["sampling"].items()) or "-"
     shown["files"] = ", ".join(facts["files"]) or "-"
     width = max(map(len, shown))
@@ -144,11 +145,20 @@ def model_facts(name: str, folder: Path) -> dict[str, Any]:
     except DamagedFileError as exc:
         raise ModelError(f"{name}: {exc}", hint=f"See: nvcli models verify {name}") from exc
     item_bytes = 4 if config.dtype == "float32" else 2
+    experts = {}
+    if config.moe is not None:
+        idle = config.moe.num_experts - config.moe.num_experts_per_tok
+        experts = {
+            "active_parameters": weights.num_parameters - idle * config.expert_params,
+            "experts": config.moe.num_experts,
+            "experts_per_token": config.moe.num_experts_per_tok,
+        }
     return {
         "model": name,
         "folder": str(folder),
         "architecture": config.architecture,
         "parameters": weights.num_parameters,
+        **experts,
         "weight_bytes": weights.num_bytes,
         "dtype": config.dtype,
         "layers": config.num_layers,

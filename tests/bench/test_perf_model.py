@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape, pairs_of
@@ -32,12 +34,43 @@ def test_constants_of_qwen3(name: str) -> None:
     assert found.attention_flops == attention
 
 
+H200 = Hardware("H200", 4.8e12, 989e12)
+# 30B-A3B: 48 layers of 128 experts of 768, 8 a token
+MOE = Shape(
+    *(2048, 48, 32, 4, 128, 6144, 151_936, False),
+    moe_layers=48,
+    experts=128,
+    experts_per_token=8,
+    expert_intermediate=768,
+)
+
+
+def test_constants_of_experts() -> None:
+    assert MOE.num_params == 30_532_122_624
+    assert MOE.num_params - 120 * MOE.p_expert == 3_353_032_704  # active, the embedding included
+    assert [round(MOE.bytes_per_step * MOE.reading(b) / 1e9, 1) for b in (0.5, 1, 32, 256)] == [
+        *(6.1, 6.1, 53.1, 60.4)
+    ]
+    # A half of the layers dense: routers and experts of the others only.
+    some = replace(MOE, moe_layers=24)
+    assert MOE.p_lin - some.p_lin == 24 * 2048 * (128 + 3 * 8 * 768 - 3 * 6144)
+    assert shape("8B").reading(100) == 1
+
+
+def test_costs_of_experts() -> None:
+    """Streaming grows with the experts that are hit, and the floors with it."""
+    model = PerfModel(MOE, Cost.from_datasheet(MOE, H200))
+    assert model.decode_floor(H200) == pytest.approx(6.084e9 / 4.8e12, rel=1e-3)
+    assert model.decode_floor(H200, 32) == pytest.approx(53.09e9 / 4.8e12, rel=1e-3)
+    assert model.prefill_floor(H200, 64) == pytest.approx(MOE.reading(64) * 6.084e9 / 4.8e12, 1e-3)
+    streamed = model.step(32, 0) / model.step(1, 0)
+    assert streamed == pytest.approx(MOE.reading(32))
+    assert not model.is_compute_bound(256)
+
+
 def test_pairs() -> None:
     assert pairs_of(4, 0) == 1 + 2 + 3 + 4
     assert pairs_of(2, 10) == 11 + 12
-
-
-H200 = Hardware("H200", 4.8e12, 989e12)
 
 
 def test_floors() -> None:

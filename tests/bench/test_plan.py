@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.engine.workloads import SHAPES
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
 from nvcli.bench.record import read_runs
 from nvcli.bench.summary import Summary, summarize
@@ -42,6 +43,19 @@ def test_ladder() -> None:
     assert ladder(16) == [1, 2, 4, 8, 16]
     assert ladder(10) == [1, 2, 4, 8, 10]
     assert ladder(1) == [1]
+
+
+def test_plan_of_experts(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """30B-A3B on an H200: 6.1 GB of weights a step of one, 53 of 32, all 61 GB held."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-30b-a3b"].config()))
+    flags = ["--gpu", "H200", "--in-len", "16", "--out-len", "64"]
+    found = json.loads(cli("bench", "plan", str(tmp_path), *flags, "--json").out)
+    tpot = {p["concurrency"]: p["tpot_ms"] for p in found["points"]}
+    assert tpot[1] == pytest.approx(6.1e9 / (0.8 * 4.8e12) * 1e3, rel=0.02)
+    assert tpot[32] == pytest.approx(53.1e9 / (0.8 * 4.8e12) * 1e3, rel=0.1)
+    tokens = {r["resource"]: r for r in found["limits"]}["KV, on average"]["allows"] * (16 + 32 + 8)
+    assert tokens * 98_304 == pytest.approx(0.9 * 141e9 - 61.1e9 - 1.1e9, rel=0.02)
 
 
 def test_plan_by_datasheet(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -56,6 +56,19 @@ def test_show(cli: Cli) -> None:
     assert "6 951 680" in cli("models", "show", "demo").out
 
 
+@pytest.mark.torch
+def test_show_tells_active_parameters_of_experts(cli: Cli, tmp_path: Path) -> None:
+    from tests.tiny import write_tiny_checkpoint
+
+    tensors = write_tiny_checkpoint(tmp_path, architecture="Qwen3MoeForCausalLM")
+    facts = json.loads(cli("models", "show", str(tmp_path), "--json").out)
+    total = sum(tensor.numel() for tensor in tensors.values())
+    assert (facts["parameters"], facts["experts"], facts["experts_per_token"]) == (total, 6, 2)
+    assert facts["active_parameters"] == total - 4 * 2 * 3 * 64 * 40  # 4 idle in each of 2 layers
+    text = cli("models", "show", str(tmp_path)).out
+    assert f"{facts['active_parameters']:,}".replace(",", " ") in text
+
+
 def test_verify_finds_what_is_damaged(cli: Cli, cache: Path) -> None:
     result = cli("models", "verify", "Example/Tiny")
     assert (result.code, result.err) == (0, "")
