@@ -107,12 +107,12 @@ class Dispatcher:
         if not free:
             self._queue.append(call)
             return
-        self._send(self._router.choose(free, call.prefix), call)
+        self._send(self._router.choose(free, call.prefixes), call)
 
     def _send(self, slot: Slot, call: Call) -> None:
         call.ticket = f"t{next(self._tickets)}"
         slot.calls[call.ticket] = call
-        slot.actor.submit.remote(call.ticket, call.frame)
+        slot.actor.submit.remote(call.ticket, call.frame, time.monotonic() - call.arrival)
 
     def _place_suspects(self) -> None:
         """Each alone, on the replica with the least to finish before. Holds the lock."""

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import os
 import pickle
+import time
 from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
@@ -56,10 +57,14 @@ class Replica:
                 return "failed", (type(error).__name__, error.message, error.hint)
         return "loaded", describe(self._llm) | {"tokenizer": _tokenizer_digest(self._llm)}
 
-    async def submit(self, ticket: str, frame: bytes) -> None:
-        """A request, and its grammar where it has one; its outputs come with `poll`."""
+    async def submit(self, ticket: str, frame: bytes, age_s: float) -> None:
+        """A request, and its grammar where it has one; its outputs come with `poll`.
+
+        age_s: since it arrived over there; another machine has another clock.
+        """
         request, spec = pickle.loads(frame)
         request.request_id = ticket
+        request.arrival = time.monotonic() - age_s
 
         def sink(outputs: list[RequestOutput]) -> None:
             packed = [pack_output(output) for output in outputs]

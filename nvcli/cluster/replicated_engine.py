@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nvcli.cluster.actors import Actors
 from nvcli.cluster.dispatcher import Dispatcher
 from nvcli.cluster.rolling import RollingRestart
-from nvcli.cluster.routing import PREFIX_TOKENS, Call, Router
+from nvcli.cluster.routing import Call, Router, prefix_keys
 from nvcli.cluster.runtime import connect, reason_of, require_ray
 from nvcli.errors import EngineClosedError
 from nvcli.server.described_engine import DescribedEngine
@@ -128,8 +128,9 @@ class ReplicatedEngine(DescribedEngine):
                 frame,
                 sink,
                 set(range(request.params.n)),
-                tuple(request.prompt_token_ids[:PREFIX_TOKENS]),
+                prefix_keys(request.prompt_token_ids, request.cache_salt),
                 request.is_streaming,
+                request.arrival,
             )
         )
 

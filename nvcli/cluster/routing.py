@@ -1,9 +1,10 @@
-"""Which replica a request goes to: the one that knows its beginning, unless another has much less
-to do.
+"""Which replica a request goes to: the one that knows the most of its beginning, unless another has
+much less to do.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,24 @@ if TYPE_CHECKING:
     from nvcli.engine.engine_thread import Sink
 
 PREFIX_TOKENS = 16  # a KV-cache block: nothing shorter is shared
-MAX_PREFIXES = 4096
+GROWTH = 1.25
+MAX_PREFIXES = 65_536
+
+
+def prefix_keys(token_ids: Sequence[int], salt: str | None = None) -> tuple[int, ...]:
+    """Names of beginnings of a prompt, the shortest first: of one block, and of always a quarter
+    more. So what two prompts share is known to four fifths by the longest name that they share.
+
+    salt: prompts with different ones share nothing.
+    """
+    keys: list[int] = []
+    key, start, end = hash(salt), 0, PREFIX_TOKENS
+    while end <= len(token_ids):
+        key = hash((key, tuple(token_ids[start:end])))
+        keys.append(key)
+        blocks = end // PREFIX_TOKENS
+        start, end = end, max(blocks + 1, int(blocks * GROWTH)) * PREFIX_TOKENS
+    return tuple(keys)
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +44,9 @@ class Call:
     frame: bytes
     sink: Sink
     open_indices: set[int]
-    prefix: tuple[int, ...]
+    prefixes: tuple[int, ...]
     is_streaming: bool
+    arrival: float = field(default_factory=time.monotonic)
     ticket: str = ""  # its id at the replica that has it: another one each time it is sent
     has_begun: bool = False  # something of it was handed out
     num_losses: int = 0
@@ -58,18 +77,17 @@ class Router:
     def __init__(self, slack: int) -> None:
         """slack: how many requests more a replica may have that knows the beginning."""
         self._slack = slack
-        self._prefixes: OrderedDict[tuple[int, ...], int] = OrderedDict()
+        self._replicas: OrderedDict[int, int] = OrderedDict()  # of a prefix, the oldest first
 
-    def choose(self, free: Sequence[Slot], prefix: tuple[int, ...]) -> Slot:
+    def choose(self, free: Sequence[Slot], prefixes: tuple[int, ...]) -> Slot:
         """One of `free`, which is not empty."""
         least = min(free, key=lambda slot: (len(slot.calls), slot.index))
-        known = self._prefixes.get(prefix)
-        chosen = least
-        for slot in free:
-            if slot.index == known and len(slot.calls) <= len(least.calls) + self._slack:
-                chosen = slot
-        self._prefixes[prefix] = chosen.index
-        self._prefixes.move_to_end(prefix)
-        if len(self._prefixes) > MAX_PREFIXES:
-            self._prefixes.popitem(last=False)
+        within = {s.index: s for s in free if len(s.calls) <= len(least.calls) + self._slack}
+        known = (self._replicas.get(key) for key in reversed(prefixes))
+        chosen = next((within[index] for index in known if index in within), least)
+        for key in prefixes:
+            self._replicas[key] = chosen.index
+            self._replicas.move_to_end(key)
+        while len(self._replicas) > MAX_PREFIXES:
+            self._replicas.popitem(last=False)
         return chosen

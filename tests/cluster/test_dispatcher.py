@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nvcli.cluster.dispatcher import Dispatcher
-from nvcli.cluster.routing import MAX_PREFIXES, Call, Router, Slot
+from nvcli.cluster.replica import Replica
+from nvcli.cluster.routing import (
+    GROWTH,
+    MAX_PREFIXES,
+    PREFIX_TOKENS,
+    Call,
+    Router,
+    Slot,
+    prefix_keys,
+)
+from nvcli.config import EngineConfig
+from nvcli.engine.engine import Request
 from nvcli.errors import EngineClosedError
 from nvcli.server.wire import pack_output
-from nvcli.types import FinishReason, RequestOutput
+from nvcli.types import FinishReason, RequestOutput, SamplingParams
+from tests.server.scripted_llm import ScriptedLLM, make_tokenizer
+from tests.waiting import PATIENCE_S
 
 BLOCK_SIZE = 16
 
@@ -33,10 +52,9 @@ class Actor:
         return Method(self.calls, name)
 
 
-def call(
-    name: str, prefix: tuple[int, ...] = (), *, is_streaming: bool = False, n: int = 1
-) -> Call:
-    return Call(name, b"", lambda outputs: None, set(range(n)), prefix, is_streaming)
+def call(name: str, prefix: int = -1, *, is_streaming: bool = False, n: int = 1) -> Call:
+    prefixes = (prefix,) if prefix >= 0 else ()
+    return Call(name, b"", lambda outputs: None, set(range(n)), prefixes, is_streaming)
 
 
 def make(count: int = 2, slack: int = 2) -> tuple[Dispatcher, list[Slot]]:
@@ -68,32 +86,32 @@ def group(call: Call, *, index: int = 0, is_last: bool = True) -> tuple[str, lis
 def test_the_replica_with_the_least_to_do_gets_it() -> None:
     dispatcher, slots = make(3)
     for i in range(7):
-        dispatcher.add(call(str(i), prefix=(i,)))
+        dispatcher.add(call(str(i), prefix=i))
     assert [len(slot.calls) for slot in slots] == [3, 2, 2]
     done = next(iter(slots[0].calls.values()))
     dispatcher.take(slots[0], [group(done)], stats())
     dispatcher.take(slots[0], [group(next(iter(slots[0].calls.values())))], stats())
-    dispatcher.add(call("next", prefix=(9,)))
+    dispatcher.add(call("next", prefix=9))
     assert "next" in names(slots[0])
 
 
 def test_the_same_beginning_goes_to_the_same_replica_within_the_slack() -> None:
     dispatcher, slots = make(3, slack=2)
-    dispatcher.add(call("other", prefix=(5,)))
+    dispatcher.add(call("other", prefix=5))
     for i in range(3):
-        dispatcher.add(call(str(i), prefix=(1, 2)))
+        dispatcher.add(call(str(i), prefix=1))
     assert names(slots[1]) == ["0", "1", "2"]  # the others had less to do
-    dispatcher.add(call("3", prefix=(1, 2)))
+    dispatcher.add(call("3", prefix=1))
     assert names(slots[2]) == ["3"]  # three more than the least are too many
-    dispatcher.add(call("4", prefix=(1, 2)))
+    dispatcher.add(call("4", prefix=1))
     assert names(slots[2]) == ["3", "4"]  # which knows the beginning from now on
 
 
 def test_a_prefix_of_a_replica_that_takes_nothing_goes_elsewhere() -> None:
     dispatcher, slots = make(2)
-    dispatcher.add(call("a", prefix=(1,)))
+    dispatcher.add(call("a", prefix=1))
     dispatcher.stand_down(slots[0])
-    dispatcher.add(call("b", prefix=(1,)))
+    dispatcher.add(call("b", prefix=1))
     assert (names(slots[0]), names(slots[1])) == (["a"], ["b"])
 
 
@@ -106,6 +124,72 @@ def test_the_router_forgets_the_oldest() -> None:
     for i in range(1, MAX_PREFIXES + 1):
         router.choose(slots, (i,))
     assert router.choose(slots, (0,)) is slots[0]
+
+
+SYSTEM = list(range(600))
+
+
+def test_a_conversation_stays_where_its_history_is() -> None:
+    """Although every conversation begins with the same long system prompt."""
+    router, slots = Router(slack=2), [Slot(0, None), Slot(1, None)]
+    turns = {name: [*SYSTEM, *[1000 + name] * 400] for name in range(2)}
+    for name, ids in turns.items():
+        assert router.choose([slots[name]], prefix_keys(ids)) is slots[name]
+    for name in (0, 1, 1, 0):
+        turns[name] += [2000] * 150
+        assert router.choose(slots, prefix_keys(turns[name])) is slots[name]
+
+
+def test_a_replica_with_too_much_to_do_is_no_place_for_a_long_history() -> None:
+    """Then the next best is the one that knows less of it."""
+    router, slots = Router(slack=2), [Slot(i, None) for i in range(3)]
+    router.choose([slots[1]], prefix_keys(SYSTEM))
+    ids = [*SYSTEM, *[7] * 600]
+    router.choose([slots[2]], prefix_keys(ids))
+    router.choose([slots[1]], prefix_keys([*SYSTEM, 5]))
+    slots[2].calls = {str(i): call(str(i)) for i in range(3)}
+    assert router.choose(slots, prefix_keys([*ids, 8])) is slots[1]
+
+
+@given(
+    st.lists(st.integers(0, 9), max_size=900), st.lists(st.integers(0, 9), max_size=900), st.data()
+)
+def test_keys_name_four_fifths_of_what_is_shared(
+    first: list[int], second: list[int], data: st.DataObject
+) -> None:
+    shared = data.draw(st.integers(0, len(first)))
+    second = [*first[:shared], 10, *second]
+    keys = prefix_keys(first), prefix_keys(second)
+    common = sum(a == b for a, b in zip(*keys, strict=False))
+    lengths = key_lengths(len(first))
+    assert all(length % PREFIX_TOKENS == 0 for length in lengths)
+    known = lengths[common - 1] if common else 0
+    assert known <= shared
+    assert known >= (shared // PREFIX_TOKENS * PREFIX_TOKENS) / GROWTH - PREFIX_TOKENS
+    assert not set(prefix_keys(first, "salt")) & set(keys[0])
+
+
+def key_lengths(count: int) -> list[int]:
+    """How many tokens each key names, by what changes with one of them."""
+    ids = list(range(count))
+    keys = prefix_keys(ids)
+    found = []
+    for number, key in enumerate(keys):
+        low, high = 0, count
+        while low < high:  # the shortest prompt that has this key
+            middle = (low + high) // 2
+            has = prefix_keys(ids[:middle])[number : number + 1] == (key,)
+            low, high = (low, middle) if has else (middle + 1, high)
+        found.append(low)
+    return found
+
+
+def test_what_is_shorter_than_a_block_goes_anywhere() -> None:
+    assert prefix_keys(range(PREFIX_TOKENS - 1)) == ()
+    router, slots = Router(slack=9), [Slot(0, None), Slot(1, None)]
+    assert router.choose(slots, ()) is slots[0]
+    slots[0].calls = {"a": call("a")}
+    assert router.choose(slots, ()) is slots[1]
 
 
 # --- sums ----------------------------------------------------------------------------------------
@@ -180,7 +264,7 @@ def test_a_replaced_replica_ends_what_it_has_and_gets_nothing() -> None:
     assert dispatcher.replace(old, new)
     assert (dispatcher.num_up, dispatcher.num_draining) == (2, 1)
     for i in range(4):
-        dispatcher.add(call(str(i), prefix=(i,)))
+        dispatcher.add(call(str(i), prefix=i))
     assert names(old) == ["first"]
     assert (len(new.calls), len(other.calls)) == (2, 2)
     assert not dispatcher.wait_drained(old, 0.0)
@@ -252,6 +336,41 @@ def test_a_suspect_that_waits_is_not_left_behind() -> None:
     dispatcher.replace(old, new)
     assert old.suspect is None
     assert names(new) == ["suspect"]
+
+
+def test_a_request_goes_with_its_age() -> None:
+    """Clocks of two machines have nothing in common; it counts on while nobody takes it."""
+    dispatcher, (slot,) = make(1)
+    dispatcher.stand_down(slot)
+    old = call("old")
+    old.arrival -= 100.0
+    dispatcher.add(old)
+    slot.is_leaving = False
+    dispatcher.bring_up(slot)
+    name, ticket, frame, age_s = slot.actor.calls[0]
+    assert (name, ticket, frame) == ("submit", old.ticket, b"")
+    assert 100.0 <= age_s < 100.0 + PATIENCE_S
+
+
+def test_a_replica_takes_the_age_for_its_own_clock(tmp_path: Path) -> None:
+    llm = ScriptedLLM(make_tokenizer(tmp_path), lambda _: [5], folder=tmp_path)
+    replica = Replica(EngineConfig(model="x"), lambda _: llm)
+    request = Request(
+        request_id="r",
+        prompt_token_ids=[5, 6, 7],
+        params=SamplingParams(max_tokens=2),
+        arrival=1e12,
+    )
+
+    async def run() -> None:
+        assert (await replica.load())[0] == "loaded"
+        await replica.submit("t0", pickle.dumps((request, None)), 100.0)
+
+    asyncio.run(run())
+    (taken,) = llm.requests
+    assert taken.request_id == "t0"
+    assert 100.0 <= time.monotonic() - taken.arrival < 100.0 + PATIENCE_S
+    llm.close()
 
 
 def test_the_end_is_told_once() -> None:

@@ -42,9 +42,13 @@ def test_requests_that_begin_alike_meet_in_one_replica(
 ) -> None:
     engine = make(delay_s=0.001)
     common = list(range(20, 60))
-    check(ask(engine, prompts := [[*common, 7, 7, 7, 7] for _ in range(3)]), prompts)
-    ask(engine, [[*common, 100, 101, 102, 103]])
-    until(lambda: engine.stats().num_hit_tokens > 0)
+    for i in range(6):
+        check(ask(engine, prompts := [[*common, 100 + i, 7, 7, 7]]), prompts)
+    until(lambda: engine.stats().num_queried_tokens >= 6 * 44)
+    until(lambda: all(slot.stats is not None for slot in engine.dispatcher.slots))
+    found = [slot.stats for slot in engine.dispatcher.slots if slot.stats is not None]
+    assert sorted(stats.num_queried_tokens > 0 for stats in found) == [False, False, True]
+    assert engine.stats().num_hit_tokens >= 5 * 40
 
 
 def test_a_bad_request_is_refused_here(make: Callable[..., ReplicatedEngine]) -> None:
