@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-from nvcli.models.config import MoeConfig
+from nvcli.models.moe_config import MoeConfig
 
 READ_BYTES_PER_S = 4.49e12  # an H200, reads alone, measured
 FLOPS = 777e12  # the same, bf16 matrix product, measured

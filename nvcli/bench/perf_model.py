@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from nvcli.bench import under_load
-from nvcli.models.config import num_hit
+from nvcli.models.moe_config import num_hit
 
 if TYPE_CHECKING:
     from nvcli.bench.under_load import Prediction

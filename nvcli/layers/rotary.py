@@ -17,7 +17,7 @@ from torch import nn
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nvcli.models.config import RopeConfig
+    from nvcli.models.rope_config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:

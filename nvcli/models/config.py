@@ -9,16 +9,16 @@ Torch-free, so that the command line can describe a model without loading the en
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Literal, Self, cast
 
-from nvcli.errors import ModelError, ModelNotFoundError, UnsupportedModelError, UsageError
+from nvcli.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from nvcli.models.json_file import JsonFile
+from nvcli.models.moe_config import MoeConfig, read_moe
+from nvcli.models.rope_config import RopeConfig, read_rope
 
 CheckpointDType = Literal["float32", "float16", "bfloat16"]
-RopeType = Literal["default", "yarn", "llama3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +41,6 @@ FAMILIES = {
 
 # generation_config.json key -> SamplingParams field
 _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary embedding: base, scaling type and the numbers of that type."""
-
-    theta: float = 10_000.0
-    rope_type: RopeType = "default"
-    factor: float = 1.0
-    original_max_position: int = 0  # context the model was trained on, before scaling
-    attention_factor: float = 1.0  # multiplies cos and sin (YaRN)
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True  # round YaRN's correction range to whole dimensions
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeConfig:
-    """Experts in place of the MLP: how many, of what size, and in which layers."""
-
-    num_experts: int  # X
-    num_experts_per_tok: int  # K, which a token goes to
-    intermediate_size: int  # F of one expert
-    norm_topk_prob: bool = False  # whether a token's K weights are made to add up to 1
-    decoder_sparse_step: int = 1  # every n-th layer has experts
-    mlp_only_layers: tuple[int, ...] = ()  # these have an MLP all the same
-
-    def has_experts(self, layer: int) -> bool:
-        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
-
-    def num_hit(self, num_tokens: float) -> float:
-        """Experts of a layer that so many tokens go to: see `num_hit`."""
-        return num_hit(self.num_experts, self.num_experts_per_tok, num_tokens)
-
-
-def num_hit(num_experts: int, per_token: int, num_tokens: float) -> float:
-    """Distinct experts of so many tokens, in the mean of uniform routing: X (1 - (1 - K / X)^T)."""
-    return num_experts * (1 - math.pow(1 - per_token / num_experts, num_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +155,9 @@ class ModelConfig:
                 f"{folder} has no config.json",
                 hint="Name the folder that holds config.json and the safetensors files.",
             )
-        raw = _Json(folder / "config.json")
+        raw = JsonFile(folder / "config.json")
         generation_path = folder / "generation_config.json"
-        generation = _Json(generation_path) if generation_path.is_file() else None
+        generation = JsonFile(generation_path) if generation_path.is_file() else None
 
         architecture = _architecture(raw)
         family = FAMILIES[architecture]
@@ -230,8 +190,8 @@ class ModelConfig:
             output_bias=attention_bias if family.qkv_bias is None else False,
             mlp_bias=family.has_mlp_bias and raw.flag("mlp_bias"),
             tie_word_embeddings=raw.flag("tie_word_embeddings"),
-            moe=_moe(raw) if family.has_experts else None,
-            rope=_rope(raw, max_position_embeddings),
+            moe=read_moe(raw) if family.has_experts else None,
+            rope=read_rope(raw, max_position_embeddings),
             dtype=_dtype(raw),
             eos_token_ids=_eos_token_ids(vocab_size, raw, generation),
             bos_token_id=next(iter(raw.token_ids("bos_token_id")), None),
@@ -239,67 +199,7 @@ class ModelConfig:
         )
 
 
-class _Json:
-    """One JSON object on disk, read with types checked; errors name the file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as err:  # bad JSON and bad UTF-8 alike
-            raise ModelError(f"{path} is not valid JSON: {err}") from err
-        except OSError as err:
-            raise ModelError(f"{path} cannot be read: {err.strerror}") from err
-        if not isinstance(data, dict):
-            raise ModelError(f"{path} is not a JSON object")
-        self.data: dict[str, Any] = data
-
-    def error(self, message: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self.path}: {message}")
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.data.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.error(f"{key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(f"{key} must be a positive whole number, got {value!r}")
-        return value
-
-    def flag(self, key: str) -> bool:
-        value = self.data.get(key)
-        if value is None:
-            return False
-        if not isinstance(value, bool):
-            raise self.error(f"{key} must be true or false, got {value!r}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        return self.number_in(self.data, key, key, default)
-
-    def number_in(
-        self, data: dict[str, Any], key: str, name: str, default: float | None = None
-    ) -> float:
-        value = data.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.error(f"{name} is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise self.error(f"{name} must be a positive number, got {value!r}")
-        return float(value)
-
-    def token_ids(self, key: str) -> list[int]:
-        value = self.data.get(key)
-        values = value if isinstance(value, list) else [] if value is None else [value]
-        for item in values:
-            if isinstance(item, bool) or not isinstance(item, int):
-                raise self.error(f"{key} must be a token id or a list of them, got {value!r}")
-        return values
-
-
-def _architecture(raw: _Json) -> str:
+def _architecture(raw: JsonFile) -> str:
     names = raw.data.get("architectures")
     if not isinstance(names, list) or not names:
         raise raw.error("architectures is missing")
@@ -311,7 +211,7 @@ def _architecture(raw: _Json) -> str:
     )
 
 
-def _refuse_unsupported(raw: _Json) -> None:
+def _refuse_unsupported(raw: JsonFile) -> None:
     quantization = raw.data.get("quantization_config") or raw.data.get("compression_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
@@ -328,99 +228,7 @@ def _refuse_unsupported(raw: _Json) -> None:
         raise raw.error("sliding window attention is not supported")
 
 
-def _moe(raw: _Json) -> MoeConfig:
-    """Names and rules of transformers' `Qwen3MoeConfig`; its version 5 writes `num_experts` as
-    `num_local_experts`.
-    """
-    key = "num_experts" if raw.data.get("num_experts") is not None else "num_local_experts"
-    num_experts, per_token = raw.count(key), raw.count("num_experts_per_tok")
-    if per_token > num_experts:
-        raise raw.error(f"num_experts_per_tok {per_token} is more than {key} {num_experts}")
-    dense, num_layers = raw.data.get("mlp_only_layers") or [], raw.count("num_hidden_layers")
-    if not isinstance(dense, list) or any(
-        isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < num_layers for i in dense
-    ):
-        raise raw.error(f"mlp_only_layers must be a list of layers' numbers, got {dense!r}")
-    return MoeConfig(
-        num_experts=num_experts,
-        num_experts_per_tok=per_token,
-        intermediate_size=raw.count("moe_intermediate_size"),
-        norm_topk_prob=raw.flag("norm_topk_prob"),
-        decoder_sparse_step=raw.count("decoder_sparse_step", 1),
-        mlp_only_layers=tuple(dense),
-    )
-
-
-def _rope(raw: _Json, max_position_embeddings: int) -> RopeConfig:
-    """RoPE from transformers 5's `rope_parameters` or the older `rope_theta` and `rope_scaling`.
-
-    Defaults follow transformers 5.24 `modeling_rope_utils.py`.
-    """
-    key = "rope_scaling" if raw.data.get("rope_scaling") else "rope_parameters"
-    rope = raw.data.get(key) or {}
-    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise raw.error(f"{key} must be one flat object, the same for every layer")
-
-    def number(name: str, default: float | None = None) -> float:
-        return raw.number_in(rope, name, f"{key}.{name}", default)
-
-    theta = number("rope_theta", raw.number("rope_theta", 10_000.0))
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    partial = rope.get("partial_rotary_factor", raw.data.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise raw.error(f"partial_rotary_factor {partial!r} is not supported")
-    if rope_type == "default":
-        return RopeConfig(theta=theta)
-    if rope_type not in ("yarn", "llama3"):
-        raise raw.error(f"RoPE type {rope_type!r} is not supported, only default, yarn and llama3")
-    original = raw.data.get("original_max_position_embeddings")
-    if original is None:
-        original = rope.get("original_max_position_embeddings", max_position_embeddings)
-    if isinstance(original, bool) or not isinstance(original, int) or original < 1:
-        raise raw.error(
-            f"original_max_position_embeddings must be a positive whole number, got {original!r}"
-        )
-    if rope_type == "llama3":
-        return RopeConfig(
-            theta=theta,
-            rope_type="llama3",
-            factor=number("factor"),
-            original_max_position=original,
-            low_freq_factor=number("low_freq_factor"),
-            high_freq_factor=number("high_freq_factor"),
-        )
-    if "factor" in rope and rope["factor"] is None:
-        factor = max_position_embeddings / original
-    else:
-        factor = number("factor")
-    truncate = rope.get("truncate", True)
-    if not isinstance(truncate, bool):
-        raise raw.error(f"{key}.truncate must be true or false, got {truncate!r}")
-    return RopeConfig(
-        theta=theta,
-        rope_type="yarn",
-        factor=factor,
-        original_max_position=original,
-        attention_factor=number("attention_factor", _yarn_attention_factor(factor, rope)),
-        beta_fast=number("beta_fast", 32.0),
-        beta_slow=number("beta_slow", 1.0),
-        truncate=truncate,
-    )
-
-
-def _yarn_attention_factor(factor: float, rope: dict[str, Any]) -> float:
-    """0.1 * ln(factor) + 1 (YaRN paper, section 3.4); DeepSeek's mscale pair where it is given."""
-
-    def scale(mscale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
-
-    mscale, mscale_all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
-    if mscale and mscale_all_dim:
-        return scale(float(mscale)) / scale(float(mscale_all_dim))
-    return scale(1.0)
-
-
-def _dtype(raw: _Json) -> CheckpointDType:
+def _dtype(raw: JsonFile) -> CheckpointDType:
     name = raw.data.get("dtype") or raw.data.get("torch_dtype") or "float32"
     short = name.removeprefix("torch.") if isinstance(name, str) else name
     if short not in ("float32", "float16", "bfloat16"):
@@ -428,13 +236,13 @@ def _dtype(raw: _Json) -> CheckpointDType:
     return cast(CheckpointDType, short)
 
 
-def _eos_token_ids(vocab_size: int, *sources: _Json | None) -> tuple[int, ...]:
+def _eos_token_ids(vocab_size: int, *sources: JsonFile | None) -> tuple[int, ...]:
     """The union, in order. Ids outside the vocabulary can never be sampled and are left out."""
     ids = [i for source in sources if source for i in source.token_ids("eos_token_id")]
     return tuple(dict.fromkeys(i for i in ids if 0 <= i < vocab_size))
 
 
-def _sampling_defaults(generation: _Json | None) -> dict[str, float]:
+def _sampling_defaults(generation: JsonFile | None) -> dict[str, float]:
     """SamplingParams fields that generation_config.json sets; `do_sample: false` means greedy."""
     if generation is None:
         return {}

@@ -14,7 +14,8 @@ import pytest
 from nvcli.batch.dry_run import DryRun, dry_run, estimate, num_parameters
 from nvcli.batch.options import BatchOptions, ProgressMode
 from nvcli.batch.progress import Counts, Pace, Progress, format_duration
-from nvcli.models.config import ModelConfig, MoeConfig
+from nvcli.models.config import ModelConfig
+from nvcli.models.moe_config import MoeConfig
 from tests.batch.fake_llm import ByteTokenizer
 from tests.batch.support import write_lines
 

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from nvcli.errors import ModelError, ModelNotFoundError, UnsupportedModelError
-from nvcli.models.config import ModelConfig, MoeConfig, RopeConfig
+from nvcli.models.config import ModelConfig
+from nvcli.models.moe_config import MoeConfig
+from nvcli.models.rope_config import RopeConfig
 
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
