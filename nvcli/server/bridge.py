@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nvcli.types import RequestOutput
 
 _FAULTS = (FinishReason.ERROR, FinishReason.ABORT)
+_MERGE_AT = 256  # outputs that wait for a reader
 _CLIENT_ERRORS = {  # codes of the engine that are the request's own fault
     "context_length_exceeded",
     "invalid_parameter",
@@ -114,6 +115,7 @@ class OutputGroups:
         self._count = count
         self._num_open = sum(request.params.n for request in requests)
         self._ready: list[RequestOutput] = []
+        self._merge_at = _MERGE_AT
         self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
         self._is_counted = True
@@ -135,6 +137,9 @@ class OutputGroups:
         if self._is_closed:
             return
         self._ready.extend(outputs)
+        if len(self._ready) > self._merge_at:  # nobody reads: a token costs an object no longer
+            self._ready = merge_deltas(self._ready)
+            self._merge_at = max(_MERGE_AT, 2 * len(self._ready))
         self._wake()
 
     def _wake(self) -> None:
@@ -157,6 +162,7 @@ class OutputGroups:
         if self._error is not None:
             raise self._error
         outputs, self._ready = merge_deltas(self._ready), []
+        self._merge_at = _MERGE_AT
         for number, output in enumerate(outputs):
             if output.finish_reason in _FAULTS:
                 self._error = failure_of(output)

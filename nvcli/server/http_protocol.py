@@ -1,8 +1,12 @@
-"""uvicorn's HTTP protocol with bounds: how large a request's head may be, and how long a request
-may take to arrive. Without them one client could fill the memory or hold every connection.
+"""uvicorn's HTTP protocol with bounds: how large a request's head may be, how long a request may
+take to arrive, and how long its client may leave a reply lying there. Without them one client could
+fill the memory or hold every connection.
 
     connected -> head -> body -> complete, and again
        |____________|______|__ too slow: 408; head too large: 431; not HTTP: 400; then closed
+
+    written -> sent, and again
+       |__ too slow: the connection is cut, as if the client had left, and its request ends with it
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from nvcli.server.json_io import dumps
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
 MAX_HEAD_BYTES = 64 * 1024
 ARRIVAL_S = 30.0  # for a head, and for each of the body's portions
 PORTION_BYTES = 32 * 1024  # what has to come of a body within that time
+DEPARTURE_S = 60.0  # for each portion of what the client has still to take
 
 
 class HeadTooLargeError(RequestError):
@@ -36,8 +42,24 @@ class ArrivalTimeoutError(RequestError):
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
+class CountingTransport:
+    """A transport, and what was written to it."""
+
+    def __init__(self, transport: Any, on_write: Callable[[int], None]) -> None:
+        self._transport = transport
+        self._on_write = on_write
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+        self._on_write(len(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class GuardedProtocol(HttpToolsProtocol):
     arrival_s = ARRIVAL_S
+    departure_s = DEPARTURE_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,15 +69,21 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_body = 0
         self._num_body_before = 0  # when the clock was started
         self._clock: asyncio.TimerHandle | None = None
+        self._num_written = 0
+        self._num_due = 0  # of these, to be sent when the clock of what leaves comes round
+        self._departure_clock: asyncio.TimerHandle | None = None
 
     # --- what arrives -----------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        counting: Any = CountingTransport(transport, self._on_write)
+        super().connection_made(counting)
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        if self._departure_clock is not None:
+            self._departure_clock.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -94,6 +122,28 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._is_complete = True
         super().on_message_complete()
+
+    # --- what leaves ------------------------------------------------------------------------------
+
+    def _on_write(self, count: int) -> None:
+        self._num_written += count
+        if self._departure_clock is None:
+            self._start_departure_clock()
+
+    def _start_departure_clock(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._num_due = self._num_written - unsent + min(unsent, PORTION_BYTES)
+        self._departure_clock = self.loop.call_later(self.departure_s, self._on_departure_clock)
+
+    def _on_departure_clock(self) -> None:
+        """It runs while there is something to send, also after the connection was closed: what was
+        written before goes out first, for as long as that takes."""
+        self._departure_clock = None
+        unsent = self.transport.get_write_buffer_size()
+        if self._num_written - unsent < self._num_due:
+            self.transport.abort()
+        elif unsent:
+            self._start_departure_clock()
 
     # --- refusing ---------------------------------------------------------------------------------
 
