@@ -3,6 +3,7 @@
     python -m benchmarks.campaign check             # is it right?
     python -m benchmarks.campaign serving           # batch and serve beside LLM.generate, and plan
     python -m benchmarks.campaign peer large experts    # beside vLLM, where it is installed
+    python -m benchmarks.campaign tune              # the table of kernels, and the engine with it
     python -m benchmarks.campaign parallel          # two GPUs as one
 
 A campaign is a list of lanes. A lane's jobs run one after the other on GPUs of its own; lanes run
@@ -35,7 +36,9 @@ START = time.monotonic()
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command after `python -m`, and how many lines of its log to show."""
+    """A command after `python -m`, and how many lines of its log to show. `$CAMPAIGN` in it and in
+    its environment is a folder that all jobs have, for this campaign.
+    """
 
     name: str
     command: str
@@ -59,9 +62,10 @@ def _engine(model: str, workloads: str, limit_s: float, *options: str) -> Job:
     return Job(f"engine {model} {workloads}", shlex.join(command), limit_s, tail=16)
 
 
-def _speed(name: str, workloads: str, options: str, limit_s: float = 60) -> Job:
+def _speed(name: str, workloads: str, options: str, limit_s: float = 60, **env: str) -> Job:
     command = ["benchmarks.engine", "--engines", "nvcli", "--workloads", workloads]
-    return Job(name, shlex.join([*command, "--repeat", "1", "--options", options]), limit_s, 8)
+    command += ["--repeat", "1", "--options", options]
+    return Job(name, shlex.join(command), limit_s, 8, env)
 
 
 CUDA = {"NVCLI_TEST_DEVICE": "cuda"}
@@ -134,6 +138,21 @@ CAMPAIGNS = {
             ]
         )
     ],
+    "tune": [
+        Lane(
+            [
+                Job("tiles", f"{PYTEST} -m gpu tests/kernels/test_gemm.py", 90, tail=20),
+                Job(
+                    "sweep",
+                    "benchmarks.kernels.tune --attention --seconds 170"
+                    " --write $CAMPAIGN/tuned.json",
+                    limit_s=230,
+                    tail=120,
+                ),
+                _speed("tuned", "BCA", "{}", NVCLI_TUNED="$CAMPAIGN/tuned.json"),
+            ]
+        )
+    ],
     "parallel": [
         Lane(
             [
@@ -183,11 +202,13 @@ def run_job(job: Job, gpus: list[str], folder: Path, seconds: float) -> None:
     if left < 5:
         say(f"{job.name}: left out, no time")
         return
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "PYTHONUNBUFFERED": "1"} | job.env
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "PYTHONUNBUFFERED": "1"}
+    env |= {name: value.replace("$CAMPAIGN", str(folder)) for name, value in job.env.items()}
+    command = job.command.replace("$CAMPAIGN", str(folder))
     begin = time.monotonic()
     with (folder / job.name).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *shlex.split(job.command)],
+            [sys.executable, "-m", *shlex.split(command)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ so that launching costs what it costs inside a captured step. Appends a row to
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +54,22 @@ def measure_attention(
     rows: int, keys: int, *, ragged: bool = False, fp8: bool = False
 ) -> dict[str, float]:
     """One decode step's attention: all rows `keys` long, or ragged around it."""
+    layers = decode_layers(rows, keys, ragged=ragged, fp8=fp8)
+    seconds = seconds_in_graph(layers.body, 4) / layers.num_layers
+    return {"us": seconds * 1e6, "gb_s": layers.num_bytes / seconds / 1e9}
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Attention of one step. `batch.plan` is made by the first call of `body` and then kept."""
+
+    body: Callable[[], Any]
+    batch: ForwardBatch
+    num_layers: int = 1
+    num_bytes: int = 0  # of keys and values of a layer
+
+
+def decode_layers(rows: int, keys: int, *, ragged: bool = False, fp8: bool = False) -> Layers:
     blocks_per_row = -(-2 * keys // BLOCK) if ragged else -(-keys // BLOCK)
     num_blocks = rows * blocks_per_row
     element_bytes = 1 if fp8 else 2
@@ -90,9 +107,8 @@ def measure_attention(
         for layer in pool:
             backend.forward(q, layer[0], layer[1], batch, HEAD_DIM**-0.5, scales)
 
-    seconds = seconds_in_graph(body, 4) / num_layers
-    moved = 2 * int(lens.sum()) * KV_HEADS * HEAD_DIM * element_bytes
-    return {"us": seconds * 1e6, "gb_s": moved / seconds / 1e9}
+    num_bytes = 2 * int(lens.sum()) * KV_HEADS * HEAD_DIM * element_bytes
+    return Layers(body, batch, num_layers, num_bytes)
 
 
 def measure_products(rows: int) -> dict[str, Any]:
@@ -194,6 +210,12 @@ def measure_small(rows: int) -> dict[str, float]:
 
 def measure_prefill(rows: int, tokens: int) -> dict[str, float]:
     """Causal attention of whole prompts."""
+    seconds = seconds_in_graph(prefill_layer(rows, tokens).body, 3)
+    operations = 2 * rows * tokens * tokens * HEADS * HEAD_DIM
+    return {"us": seconds * 1e6, "tflop_s": operations / seconds / 1e12}
+
+
+def prefill_layer(rows: int, tokens: int) -> Layers:
     blocks = tokens // BLOCK
     shape = (2, rows * blocks, KV_HEADS, BLOCK, HEAD_DIM)
     k, v = torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(2, 3)
@@ -215,11 +237,7 @@ def measure_prefill(rows: int, tokens: int) -> dict[str, float]:
         key_lens=[],
         block_ids=[],
     )
-    seconds = seconds_in_graph(lambda: backend.forward(q, k, v, batch, HEAD_DIM**-0.5), 3)
-    return {
-        "us": seconds * 1e6,
-        "tflop_s": 2 * rows * tokens * tokens * HEADS * HEAD_DIM / seconds / 1e12,
-    }
+    return Layers(lambda: backend.forward(q, k, v, batch, HEAD_DIM**-0.5), batch)
 
 
 def measure_experts(rows: int) -> dict[str, float]:

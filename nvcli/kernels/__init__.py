@@ -78,17 +78,17 @@ def linear(
 
         return gemm.linear(x, weight, bias, out)
     if _use_triton(x) and _is_plain(x, weight, bias):
-        from nvcli.kernels import gemm, gemv, skinny, tuned
+        from nvcli.kernels import cuts, gemm, gemv, skinny, tuned
 
         op = "addends" if as_addends and out is None else "linear"
         cut = tuned.choose(op, x.shape[0], x.shape[1], weight.shape[0], x.device, x.dtype)
-        if isinstance(cut, tuned.Gemv):
+        if isinstance(cut, cuts.Gemv):
             return gemv.linear(x, weight, cut, out)
-        if isinstance(cut, tuned.Skinny):
+        if isinstance(cut, cuts.Skinny):
             return skinny.linear(x, weight, cut, out)
-        if isinstance(cut, tuned.Tiles) and cut.splits > 1:
+        if isinstance(cut, cuts.Tiles) and cut.splits > 1:
             return gemm.linear_addends(x, weight, cut)
-        if isinstance(cut, tuned.Tiles):
+        if isinstance(cut, cuts.Tiles):
             return gemm.linear(x, weight, None, out, cut)
     if out is not None:
         assert bias is None, "a bias cannot be written to out"
@@ -152,7 +152,7 @@ def norm_linear(
     if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
         from nvcli.kernels import gemv, tuned
 
-        cut = tuned.choose_with_norm("linear", x.shape[0], x.shape[1], weight.shape[0])
+        cut = tuned.choose_with_norm("linear", x.shape[0], x.shape[1])
         if cut is not None:
             return gemv.norm_linear(x, residual, norm_weight, eps, weight, cut)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
@@ -176,7 +176,7 @@ def norm_swiglu(
     if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
         from nvcli.kernels import gemv, tuned
 
-        whole = tuned.choose_with_norm("swiglu", x.shape[0], x.shape[1], weight.shape[0] // 2)
+        whole = tuned.choose_with_norm("swiglu", x.shape[0], x.shape[1])
         if whole is not None:
             return gemv.norm_swiglu(x, residual, norm_weight, eps, weight, whole)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
@@ -193,13 +193,13 @@ def linear_swiglu(
     returns  [T, F]
     """
     if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
-        from nvcli.kernels import gemm, skinny, tuned
+        from nvcli.kernels import cuts, gemm, skinny, tuned
 
         shape = (x.shape[0], x.shape[1], weight.shape[0] // 2)
         cut = tuned.choose("swiglu", *shape, x.device, x.dtype)
-        if isinstance(cut, tuned.Skinny):
+        if isinstance(cut, cuts.Skinny):
             return skinny.swiglu(x, weight, cut)
-        if isinstance(cut, tuned.Tiles):
+        if isinstance(cut, cuts.Tiles):
             return gemm.swiglu(x, weight, cut)
     return silu_and_mul(linear(x, weight, bias, deterministic=deterministic))
 

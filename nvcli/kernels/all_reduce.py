@@ -201,7 +201,7 @@ class ShortSums:
         return (
             self._fuses_norm
             and self.fits(x)
-            and tuned.choose_with_norm("linear", x.shape[0], self.columns, 1) is None
+            and tuned.choose_with_norm("linear", x.shape[0], self.columns) is None
         )
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nvcli.kernels import tuned
 from nvcli.kernels.launch import launch_options
 
 if TYPE_CHECKING:
@@ -30,20 +31,7 @@ if TYPE_CHECKING:
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
-AIM = 2  # programs an SM in small batches
 SORTED_FROM = 33  # rows: fewer all start at once
-
-
-def programs_per_sm(num_rows: int) -> int:
-    """At most so many items and KV heads an SM, whatever the lengths. More make a shorter tail, and
-    more to merge; and every program of the grid costs, also those that find nothing to do.
-    """
-    return 4 if num_rows <= 8 else 8
-
-
-def small_tiles(num_rows: int) -> int:
-    """Tiles up to which a chunk grows before AIM programs an SM are given up."""
-    return 2 if num_rows <= 8 else 4 if num_rows <= 32 else 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +144,9 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     tl.store(sizes_ptr, tl.minimum(tl.max(end, axis=0), max_items))
 
 
-def max_items(num_rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Bound on decode items: a chunk is at least the keys over programs_per_sm * num_sms / Hk."""
-    return num_rows + -(-programs_per_sm(num_rows) * num_sms // num_kv_heads)
+def max_items(num_rows: int, num_kv_heads: int, num_sms: int, per_sm: int) -> int:
+    """Bound on decode items: a chunk is at least the keys over per_sm * num_sms / Hk."""
+    return num_rows + -(-per_sm * num_sms // num_kv_heads)
 
 
 def max_tiles(num_rows: int, num_tokens: int, tokens_per_tile: int, least: int = 2) -> int:
@@ -185,7 +173,8 @@ def make_plan(
     is_uniform: rows of one token are tiles too
     """
     num_rows, device = seq_lens.shape[0], seq_lens.device
-    num_items = max_items(num_rows, num_kv_heads, num_sms) if has_decode else 0
+    split = tuned.attention(device).split(num_rows)
+    num_items = max_items(num_rows, num_kv_heads, num_sms, split.per_sm) if has_decode else 0
     least = 1 if is_uniform else 2
     num_tiles = max_tiles(num_rows, num_tokens, tokens_per_tile, least) if has_prefill else 0
     items = torch.empty((num_items, RECORD), dtype=torch.int32, device=device)
@@ -201,9 +190,9 @@ def make_plan(
         num_rows,
         num_items,
         num_tiles,
-        programs_per_sm(num_rows),
-        AIM,
-        small_tiles(num_rows),
+        split.per_sm,
+        split.aim,
+        split.small_tiles,
         HK=num_kv_heads,
         SMS=num_sms,
         TILE=KEYS_PER_TILE,

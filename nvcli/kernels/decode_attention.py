@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nvcli.kernels import tuned
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
 from nvcli.kernels.launch import launch_options
 
@@ -217,6 +218,7 @@ def decode_attention(
     )
     lse = torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device)
     group = triton.next_power_of_2(group_size)
+    cut = tuned.attention(q.device)
     _decode_kernel[(num_kv_heads, num_items)](
         q,
         lse if kv_scales is None else kv_scales,
@@ -245,5 +247,5 @@ def decode_attention(
         MERGE=max(1, MERGED_AT_ONCE // group),
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FP8=kv_scales is not None,
-        **launch_options(q.device, num_warps=2, num_stages=3),
+        **launch_options(q.device, num_warps=cut.decode_warps, num_stages=cut.decode_stages),
     )

@@ -27,13 +27,13 @@ import torch
 import triton
 import triton.language as tl
 
-from nvcli.kernels import tuned
+from nvcli.kernels import cuts
 from nvcli.kernels.launch import launch_options
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nvcli.kernels.tuned import Tiles
+    from nvcli.kernels.cuts import Tiles
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -159,7 +159,7 @@ def linear(
     2 T N K operations, rounded up to whole tiles of rows; reads the weights once a tile of rows.
     """
     num_rows, num_outputs = x.shape[0], weight.shape[0]
-    tiles = tiles or tuned.deterministic_tiles(num_outputs)
+    tiles = tiles or cuts.deterministic_tiles(num_outputs)
     assert tiles.splits == 1, "linear_addends takes splits"
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device) if out is None else out
     assert y.is_contiguous(), "the output must be contiguous"

@@ -28,7 +28,7 @@ from nvcli.kernels.launch import launch_options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nvcli.kernels.tuned import Gemv
+    from nvcli.kernels.cuts import Gemv
 
 
 @triton.jit

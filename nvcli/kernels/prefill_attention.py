@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nvcli.kernels import tuned
 from nvcli.kernels.decode_attention import LOG2_E
 from nvcli.kernels.launch import launch_options
 
@@ -26,15 +27,12 @@ if TYPE_CHECKING:
 
     from nvcli.kernels.attention_plan import AttentionPlan
 
-QUERY_ROWS = 128  # tokens times query heads of a tile
-UNIFORM_ROWS = 64  # the same where decoding rows have such tiles too
-KEYS = 64
-NUM_WARPS, NUM_STAGES = 8, 3
+UNIFORM_ROWS = 64  # of a tile where decoding rows have such tiles too
 UNIFORM_WARPS = 4
 
 
-def tokens_per_tile(group_size: int, *, is_uniform: bool = False) -> int:
-    return (UNIFORM_ROWS if is_uniform else QUERY_ROWS) // group_size
+def tokens_per_tile(group_size: int, device: torch.device, *, is_uniform: bool = False) -> int:
+    return (UNIFORM_ROWS if is_uniform else tuned.attention(device).prefill_rows) // group_size
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -178,6 +176,7 @@ def prefill_attention(
     assert out.is_contiguous(), "the output must be contiguous"
     assert head_dim & (head_dim - 1) == 0, "head_dim must be a power of two"
     assert block_size & (block_size - 1) == 0, "the block size must be a power of two"
+    cut = tuned.attention(q.device)
     _prefill_kernel[(plan.tiles.shape[0], num_kv_heads)](
         q,
         k_cache,
@@ -197,12 +196,14 @@ def prefill_attention(
         BLOCK_STRIDE=k_cache.stride(0),
         OFFSET_STRIDE=k_cache.stride(1),
         HEAD_STRIDE=k_cache.stride(2),
-        ROWS=UNIFORM_ROWS if is_uniform else QUERY_ROWS,
-        KEYS=KEYS,
+        ROWS=UNIFORM_ROWS if is_uniform else cut.prefill_rows,
+        KEYS=cut.prefill_keys,
         UNIFORM=is_uniform,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FP8=kv_scales is not None,
         **launch_options(
-            q.device, num_warps=UNIFORM_WARPS if is_uniform else NUM_WARPS, num_stages=NUM_STAGES
+            q.device,
+            num_warps=UNIFORM_WARPS if is_uniform else cut.prefill_warps,
+            num_stages=cut.prefill_stages,
         ),
     )

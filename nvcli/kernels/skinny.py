@@ -17,13 +17,13 @@ import torch
 import triton
 import triton.language as tl
 
+from nvcli.kernels.cuts import SKINNY_ROWS
 from nvcli.kernels.launch import launch_options
-from nvcli.kernels.tuned import SKINNY_ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nvcli.kernels.tuned import Skinny
+    from nvcli.kernels.cuts import Skinny
 
 
 @triton.jit  # type: ignore[untyped-decorator]

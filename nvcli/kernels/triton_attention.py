@@ -111,7 +111,9 @@ class TritonAttention:
             num_tokens=num_tokens,
             num_kv_heads=num_kv_heads,
             num_sms=self._sms(q.device),
-            tokens_per_tile=tokens_per_tile(num_heads // num_kv_heads, is_uniform=self.is_uniform),
+            tokens_per_tile=tokens_per_tile(
+                num_heads // num_kv_heads, q.device, is_uniform=self.is_uniform
+            ),
             has_decode=not self.is_uniform
             and (is_decode or batch.is_padded or 1 in batch.query_lens),
             has_prefill=self.is_uniform or not is_decode,

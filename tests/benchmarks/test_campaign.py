@@ -86,6 +86,14 @@ def test_a_job_ends_at_its_limit_with_its_children(
     assert "===== after" in log
 
 
+def test_jobs_have_a_folder_in_common(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "told.py").write_text("import os, sys; print(sys.argv[1:], os.environ['TABLE'])")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job = Job("told", "told --write $CAMPAIGN/a", env={"TABLE": "$CAMPAIGN/b"})
+    run_lane(Lane([job]), Gpus(["0"]), tmp_path, time.monotonic() - campaign.START + 3600)
+    assert (tmp_path / "told").read_text() == f"['--write', '{tmp_path}/a'] {tmp_path}/b\n"
+
+
 def test_lanes_wait_for_their_gpus() -> None:
     gpus = Gpus(["0", "1"])
     assert gpus.take(0) == []

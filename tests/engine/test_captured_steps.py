@@ -189,9 +189,9 @@ def check_with_products_in_tiles() -> None:
     """Of all rows, and in splits where the next norm adds them up."""
     from dataclasses import replace
 
-    from nvcli.kernels import tuned
+    from nvcli.kernels import cuts, tuned
 
-    whole = tuned.Tiles(rows=16, outputs=64, columns=32, held=1, splits=1, warps=4, stages=1)
+    whole = cuts.Tiles(rows=16, outputs=64, columns=32, held=1, splits=1, warps=4, stages=1)
     ops = set()
 
     def choose(op: str, *args: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nvcli.kernels.tuned import Tiles
+from nvcli.kernels.cuts import Tiles
 from tests.kernels.test_row_kernels import randn
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 

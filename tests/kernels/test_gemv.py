@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nvcli.kernels import tuned
+from nvcli.kernels import cuts
 from tests.kernels.test_row_kernels import randn
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
@@ -23,8 +23,7 @@ def check_linear(shape: tuple[int, int], dtype: torch.dtype, device: str) -> Non
     x = randn(1, size, dtype=dtype, device=device)
     weight = randn(outputs, size, dtype=dtype, device=device, seed=1) / size**0.5
     exact = x.float() @ weight.float().t()
-    cut = tuned.choose("linear", 1, size, outputs, x.device, dtype)
-    assert isinstance(cut, tuned.Gemv)
+    cut = cuts.gemv_cut(size, outputs)
     assert_as_good_as_torch(gemv.linear(x, weight, cut), reference.linear(x, weight, None), exact)
 
 
@@ -41,7 +40,7 @@ def check_norm(
     plain_total = x if residual is None else x + residual
     for op, name in ((gemv.norm_linear, "norm_linear"), (gemv.norm_swiglu, "norm_swiglu")):
         meaning = getattr(reference, name)
-        cut = tuned.choose_with_norm(name.removeprefix("norm_"), 1, size, outputs)
+        cut = cuts.norm_gemv_cut(size, is_swiglu=name == "norm_swiglu")
         assert cut is not None
         got, total = op(x, residual, norm_weight, 1e-6, weight, cut)
         plain, _ = meaning(x, residual, norm_weight, 1e-6, weight)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nvcli.kernels import tuned
+from nvcli.kernels import cuts
 from tests.kernels.test_row_kernels import randn
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
@@ -29,12 +29,12 @@ def check(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
     half = weight[:outputs]
     exact = x.float() @ half.float().t()
     out = torch.full((rows, outputs), float("nan"), dtype=dtype, device=device)
-    cut = tuned.skinny_cut("linear", rows, size, outputs)
+    cut = cuts.skinny_cut(rows, size, outputs, is_swiglu=False)
     assert cut is not None
     assert skinny.linear(x, half, cut, out) is out
     assert_as_good_as_torch(out, reference.linear(x, half, None), exact)
     assert torch.equal(out, skinny.linear(x, half, cut)), "a race: two runs differ"
-    cut = tuned.skinny_cut("swiglu", rows, size, outputs)
+    cut = cuts.skinny_cut(rows, size, outputs, is_swiglu=True)
     if cut is None:
         return
     plain = reference.silu_and_mul(reference.linear(x, weight, None))

@@ -164,6 +164,7 @@ def test_padding_on_cuda() -> None:
 def test_bounds_of_the_plan_hold() -> None:
     """The grids are bounds: no mix of lengths makes more items or tiles."""
     from nvcli.kernels import attention_plan as plan
+    from nvcli.kernels.cuts import ATTENTION
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(2000):
@@ -173,11 +174,11 @@ def test_bounds_of_the_plan_hold() -> None:
             0, 1 << int(torch.randint(1, 18, (), generator=generator)), (num_rows,)
         )
         work = int(keys.sum()) * kv_heads
-        tile, per_sm = plan.KEYS_PER_TILE, plan.programs_per_sm(num_rows)
-        small = min(max(-(-work // (plan.AIM * 132)), tile), plan.small_tiles(num_rows) * tile)
-        chunk = -(-max(small, -(-work // (per_sm * 132))) // tile) * tile
+        tile, cut = plan.KEYS_PER_TILE, ATTENTION.split(num_rows)
+        small = min(max(-(-work // (cut.aim * 132)), tile), cut.small_tiles * tile)
+        chunk = -(-max(small, -(-work // (cut.per_sm * 132))) // tile) * tile
         items = int(((keys + chunk - 1) // chunk).clamp(min=1).sum())
-        assert items <= plan.max_items(num_rows, kv_heads, 132)
+        assert items <= plan.max_items(num_rows, kv_heads, 132, cut.per_sm)
         tokens = torch.randint(0, 50, (num_rows,), generator=generator)
         tiles = int(((tokens + 24) // 25)[tokens > 1].sum())
         assert tiles <= plan.max_tiles(num_rows, int(tokens.sum()), 25)

@@ -11,8 +11,8 @@ import torch
 
 from nvcli import kernels
 from nvcli.errors import UsageError
-from nvcli.kernels import tuned
-from nvcli.kernels.tuned import Gemv, Skinny, Tiles
+from nvcli.kernels import cuts, tuned
+from nvcli.kernels.cuts import ATTENTION, Gemv, Skinny, Split, Tiles
 
 pytestmark = pytest.mark.torch
 
@@ -42,7 +42,7 @@ def choose(op: str, rows: int, size: int, outputs: int = 7, dtype: torch.dtype =
 
 
 def use(monkeypatch: pytest.MonkeyPatch, path: Path, *lines: dict[str, object]) -> None:
-    path.write_text(json.dumps({"sm_90": lines}))
+    path.write_text(json.dumps({"sm_90": {"products": lines}}))
     monkeypatch.setenv("NVCLI_TUNED", str(path))
     tuned.forget()
 
@@ -55,10 +55,10 @@ def test_one_row() -> None:
     assert choose("addends", 1, 1000) == choose("linear", 1, 1000) == Gemv(4, 1024, 4)
     assert choose("swiglu", 1, 1024) is None  # after the GEMV, unless the norm goes before
     assert choose("linear", 0, 1024) is None
-    assert tuned.choose_with_norm("linear", 1, 2048, 7) is not None
-    assert tuned.choose_with_norm("linear", 1, 4096, 7) is None
-    assert tuned.choose_with_norm("linear", 2, 1024, 7) is None
-    assert tuned.choose_with_norm("linear", 0, 1024, 7) is None
+    assert tuned.choose_with_norm("linear", 1, 2048) is not None
+    assert tuned.choose_with_norm("linear", 1, 4096) is None
+    assert tuned.choose_with_norm("linear", 2, 1024) is None
+    assert tuned.choose_with_norm("linear", 0, 1024) is None
 
 
 def test_two_to_sixteen_rows() -> None:
@@ -73,12 +73,12 @@ def test_two_to_sixteen_rows() -> None:
 
 
 def test_deterministic_tiles_do_not_know_the_rows() -> None:
-    assert tuned.deterministic_tiles(1024).outputs < tuned.deterministic_tiles(4096).outputs
-    assert tuned.deterministic_tiles(1024).splits == 1
+    assert cuts.deterministic_tiles(1024).outputs < cuts.deterministic_tiles(4096).outputs
+    assert cuts.deterministic_tiles(1024).splits == 1
 
 
 def test_powers_of_two() -> None:
-    assert [tuned.next_power_of_2(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
+    assert [cuts.next_power_of_2(n) for n in (1, 2, 3, 8, 9)] == [1, 2, 4, 8, 16]
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -86,17 +86,18 @@ def test_powers_of_two() -> None:
 
 def test_the_table_of_the_package_can_be_read_and_launched() -> None:
     """Every entry is a shape that its kernel takes, and no two say different things."""
-    for gpu, entries in tuned.read_table(tuned.TABLE).items():
+    for gpu, table in tuned.read_table(tuned.TABLE).items():
         assert gpu.startswith("sm_")
         taken: dict[tuple[str, int, int], set[int]] = {}
-        for entry in entries:
+        for entry in table.products:
             rows = set(range(entry.rows[0], entry.rows[1] + 1))
             assert rows, entry
             before = taken.setdefault((entry.op, entry.columns, entry.outputs), set())
             assert not rows & before, f"two entries for {rows & before}: {entry}"
             before |= rows
             if entry.kernel == "skinny":
-                cut = tuned.skinny_cut(entry.op, entry.rows[1], entry.columns, entry.outputs)
+                shape = (entry.rows[1], entry.columns, entry.outputs)
+                cut = cuts.skinny_cut(*shape, is_swiglu=entry.op == "swiglu")
                 assert cut is not None, entry
             if entry.tiles is not None:
                 pieces = -(-entry.columns // entry.tiles.columns)
@@ -151,8 +152,12 @@ def test_rows_left_to_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         (None, "No such file"),
         ("{", "Expecting property name"),
         ("[]", "no attribute 'items'"),
-        ('{"sm_90": [{"op": "linear"}]}', "'kernel'"),
-        ('{"sm_90": [{"op": "conv", "kernel": "library"}]}', "an unknown op or kernel"),
+        ('{"sm_90": {}}', "'products'"),
+        ('{"sm_90": {"products": [{"op": "linear"}]}}', "'kernel'"),
+        (
+            '{"sm_90": {"products": [{"op": "conv", "kernel": "library", "rows": [2, 3]}]}}',
+            "an unknown op or kernel",
+        ),
     ],
 )
 def test_a_file_that_is_no_table(
@@ -173,6 +178,37 @@ def test_splits_of_what_is_not_added_up(monkeypatch: pytest.MonkeyPatch, tmp_pat
     use(monkeypatch, tmp_path / "table.json", line | {"tiles": TILES})
     with pytest.raises(UsageError, match="splits of what is not added up"):
         choose("swiglu", 2, 8)
+
+
+def test_attention_is_cut_as_the_table_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from nvcli.kernels.attention_plan import max_items
+    from nvcli.kernels.prefill_attention import tokens_per_tile
+
+    assert tuned.attention(CPU) == ATTENTION
+    assert ATTENTION.split(1) == ATTENTION.split(8) == Split(2, 2, 4)
+    assert ATTENTION.split(9) == ATTENTION.split(32) != ATTENTION.split(33)
+    assert ATTENTION.split(1000) == ATTENTION.split(256)
+    few, many = ({"aim": n, "small_tiles": n, "per_sm": n} for n in (3, 5))
+    other = {
+        "splits": [[4, few], [64, many]],
+        "decode_warps": 4,
+        "decode_stages": 2,
+        "prefill_rows": 64,
+        "prefill_keys": 32,
+        "prefill_warps": 4,
+        "prefill_stages": 2,
+    }
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"sm_90": {"products": [], "attention": other}}))
+    monkeypatch.setenv("NVCLI_TUNED", str(path))
+    tuned.forget()
+    found = tuned.attention(CPU)
+    assert found.decode_warps == 4
+    assert (found.split(4), found.split(5)) == (Split(3, 3, 3), Split(5, 5, 5))
+    assert tokens_per_tile(2, CPU) == 32
+    assert max_items(3, 8, 132, found.split(3).per_sm) == 3 + 50
 
 
 # --- what the ops do with it ---------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""What `tune` tries: few settings, chosen by what a Hopper GPU has to do in each.
+
+Products. 132 SMs read at most some 100 GB/s each, so a product wants 64 programs and more, and x,
+which every program reads, wants few. Where a program's share of W fits into shared memory beside a
+piece of x, all of it is held before the wait; where it does not, most of it comes in a loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nvcli.kernels import cuts
+from nvcli.kernels.cuts import Skinny, Split, Tiles
+
+SHARED_BYTES = 200 << 10  # of 227 KB: the norm beside it, or the next product's start
+FEW_PROGRAMS, MANY_PROGRAMS = 48, 264
+LARGE_TILE = 128
+SHARES = (256, 512, 1024)  # columns of a program that holds all of them
+LOOPS = ((64, 128, 4, 4), (128, 64, 4, 8), (128, 128, 3, 8))  # outputs, columns, stages, warps
+
+
+def products(op: str, num_rows: int, size: int, num_outputs: int) -> list[Tiles | Skinny]:
+    """For a product of so many rows, columns and outputs; `op` as in `tuned.choose`."""
+    tile = min(max(16, cuts.next_power_of_2(num_rows)), LARGE_TILE)
+    weight_rows = num_outputs * (1 + (op == "swiglu"))
+    found: list[Tiles | Skinny] = []
+    skinny = cuts.skinny_cut(num_rows, size, num_outputs, is_swiglu=op == "swiglu")
+    if skinny is not None:
+        found.append(skinny)
+    found += _held(op, tile, size, weight_rows)
+    found += _looped(op, tile, size, weight_rows)
+    return [cut for cut in found if isinstance(cut, Skinny) or shared_bytes(cut) <= SHARED_BYTES]
+
+
+def shared_bytes(cut: Tiles) -> int:
+    """Of 16-bit elements: what is held and a piece of x, then the stages of the loop."""
+    piece = (cut.outputs + cut.rows) * cut.columns * 2
+    loop = cut.stages * piece if cut.stages > 1 else 0
+    return cut.held * cut.outputs * cut.columns * 2 + max(loop, cut.rows * cut.columns * 2)
+
+
+def _held(op: str, tile: int, size: int, weight_rows: int) -> list[Tiles]:
+    found = []
+    for share in SHARES:
+        splits = size // share
+        if splits * share != size or (splits > 1 and op != "addends"):
+            continue
+        if FEW_PROGRAMS <= weight_rows // 64 * splits <= MANY_PROGRAMS:
+            columns = min(share, 512 if tile <= 32 else 256)
+            cut = Tiles(tile, 64, columns, share // columns, splits, 4, 1)
+            found += [replace(cut, warps=8)] if tile == LARGE_TILE else [cut, replace(cut, warps=8)]
+            if tile == LARGE_TILE:  # W twice, x in smaller tiles
+                found.append(replace(cut, rows=64, warps=8))
+        if splits == 1 and tile <= 64 and FEW_PROGRAMS <= weight_rows // 32 <= MANY_PROGRAMS:
+            found.append(Tiles(64, 32, 256, share // 256, 1, 4, 1))
+    return found
+
+
+def _looped(op: str, tile: int, size: int, weight_rows: int) -> list[Tiles]:
+    if size <= 1024 and tile < LARGE_TILE:
+        return []  # held whole
+    found = []
+    for outputs, columns, stages, warps in LOOPS:
+        programs = weight_rows // outputs
+        splits = 1
+        while op == "addends" and programs * splits < 96 and size // splits >= 8 * columns:
+            splits *= 2
+        if programs * splits >= FEW_PROGRAMS and size % (splits * columns) == 0:
+            found.append(Tiles(tile, outputs, columns, 2, splits, warps, stages))
+    return found
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+DECODE_LAUNCHES = tuple(
+    {"decode_warps": warps, "decode_stages": stages} for warps, stages in ((2, 3), (2, 4), (4, 3))
+)
+PREFILL = tuple(
+    {"prefill_rows": rows, "prefill_keys": keys, "prefill_warps": warps, "prefill_stages": stages}
+    for rows, keys, warps, stages in (
+        (128, 64, 8, 3),
+        (64, 64, 4, 3),
+        (128, 128, 8, 3),
+        (128, 32, 8, 4),
+        (64, 128, 4, 3),
+        (128, 64, 8, 2),
+    )
+)
+
+
+def decode_splits(num_rows: int) -> list[Split]:
+    """Chunks for steps of up to so many rows: many programs, or few that start at once."""
+    return [
+        Split(aim, small, per_sm)
+        for aim in (1, 2, 4)
+        for small in (1, 2, 4, 8)
+        for per_sm in ((4, 8) if num_rows <= 8 else (8, 16))
+    ]

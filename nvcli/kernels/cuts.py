@@ -1,0 +1,148 @@
+"""How kernels cut their work: the settings of each, and rules for shapes that were not measured.
+
+`tuned.py` is who asks; what was measured goes before these rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# --- products ------------------------------------------------------------------------------------
+
+MAX_NORM_COLUMNS = 2048
+MAX_WHOLE = 2048  # columns that one tile of the GEMV holds; longer rows are walked in pieces
+GEMV_PIECE = 1024
+MANY_OUTPUTS = 32_768  # an LM head: enough programs even if each does more
+SKINNY_ROWS = 16  # of a tensor core's tile: more would be two
+SKINNY_COLUMNS = 3072  # x has to be short enough to be held at once
+SKINNY_PIECE = 2048  # columns held as one tile
+MIN_SLICE = 16  # columns a tensor core takes
+FEW_OUTPUTS = 4096  # under it the deterministic mode has narrow tiles, so that there are enough
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """One row: outputs of a program, columns at a time, warps."""
+
+    outputs: int
+    columns: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skinny:
+    """Up to 16 rows: outputs of a program, pieces of the columns, slices of a piece, warps."""
+
+    outputs: int
+    pieces: int
+    slices: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """`gemm`: rows and outputs of a tile, columns at a time, pieces of so many columns held before
+    the wait, splits of all columns, warps, and stages of the loop over what is not held.
+    """
+
+    rows: int
+    outputs: int
+    columns: int
+    held: int
+    splits: int
+    warps: int
+    stages: int
+
+
+Product = Gemv | Skinny | Tiles
+
+
+def gemv_cut(size: int, num_outputs: int) -> Gemv:
+    """One row of so many columns."""
+    width = next_power_of_2(size)
+    piece = width if width <= MAX_WHOLE else GEMV_PIECE
+    outputs = 8 if width > MAX_WHOLE else 4 if width <= 1024 else 2
+    if num_outputs >= MANY_OUTPUTS:
+        outputs = 8
+    return Gemv(outputs, piece, _gemv_warps(outputs * piece))
+
+
+def norm_gemv_cut(size: int, *, is_swiglu: bool) -> Gemv | None:
+    """One row whose norm is computed in the product. None: apart from it.
+
+    Every program reads all of x, the residual and the norm's weights. With long rows that is as
+    much as its share of W.
+    """
+    if size > MAX_NORM_COLUMNS:
+        return None
+    width = next_power_of_2(size)
+    outputs = 4 if width <= 1024 else 2
+    return Gemv(outputs, width, _gemv_warps(outputs * width * (1 + is_swiglu)))
+
+
+def _gemv_warps(num_elements: int) -> int:
+    """At most 64 weights a thread, so that they stay in registers."""
+    return 4 if num_elements <= 8192 else 8 if num_elements <= 32_768 else 16
+
+
+def skinny_cut(num_rows: int, size: int, num_outputs: int, *, is_swiglu: bool) -> Skinny | None:
+    """Two to sixteen rows, of columns in one to three pieces; with SwiGLU in one."""
+    if not 1 < num_rows <= SKINNY_ROWS or size > SKINNY_COLUMNS:
+        return None
+    for pieces in (1,) if is_swiglu else (1, 2, 3):
+        piece = size // pieces
+        is_even = piece * pieces == size and piece == next_power_of_2(piece)
+        if is_even and 4 * MIN_SLICE <= piece <= SKINNY_PIECE:
+            warps = 4 if size <= 1024 else 8
+            outputs = 32 if num_outputs >= 4096 and size <= 1024 and not is_swiglu else 16
+            return Skinny(outputs, pieces, min(warps, piece // MIN_SLICE), warps)
+    return None
+
+
+def deterministic_tiles(num_outputs: int) -> Tiles:
+    """The same for every number of rows."""
+    outputs = 32 if num_outputs < FEW_OUTPUTS else 128
+    return Tiles(rows=64, outputs=outputs, columns=64, held=0, splits=1, warps=4, stages=4)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How decode attention cuts the keys of a step: see `attention_plan._chunk_size`."""
+
+    aim: int  # programs an SM in small steps
+    small_tiles: int  # tiles up to which a chunk grows before `aim` is given up
+    per_sm: int  # programs an SM at most. More make a shorter tail, and more to merge; and every
+    # program of the grid costs, also those that find nothing to do.
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    splits: tuple[tuple[int, Split], ...]  # for steps of up to so many rows, rising
+    decode_warps: int
+    decode_stages: int
+    prefill_rows: int  # tokens times query heads of a tile
+    prefill_keys: int
+    prefill_warps: int
+    prefill_stages: int
+
+    def split(self, num_rows: int) -> Split:
+        """Of a step of so many rows; those beyond the last are cut as it is."""
+        return next((cut for limit, cut in self.splits if num_rows <= limit), self.splits[-1][1])
+
+
+ATTENTION = Attention(
+    splits=((8, Split(2, 2, 4)), (32, Split(2, 4, 8)), (256, Split(2, 8, 8))),
+    decode_warps=2,
+    decode_stages=3,
+    prefill_rows=128,
+    prefill_keys=64,
+    prefill_warps=8,
+    prefill_stages=3,
+)

@@ -1,0 +1,232 @@
+"""The sweep without a GPU: what it tries, what it believes, and the table it writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.engine.workloads import SHAPES, Shape
+from benchmarks.kernels import candidates, tune, tune_attention, tune_products
+from benchmarks.kernels.table import ROWS, package_table, table_text, winners
+from benchmarks.kernels.tune_products import Measured, Place, places
+from nvcli.kernels import cuts, tuned
+from nvcli.kernels.cuts import ATTENTION, Skinny, Split, Tiles
+
+pytestmark = pytest.mark.torch
+
+PLACE = Place("down", "addends", 3072, 1024)
+FAST = Tiles(16, 64, 512, 1, 6, 4, 1)
+SLOW = Tiles(32, 64, 256, 2, 6, 4, 1)
+SKINNY = Skinny(16, 3, 8, 8)
+
+
+# --- candidates ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", SHAPES)
+def test_candidates_can_be_launched(model: str) -> None:
+    for place in places(model):
+        weight_rows = place.weight_shape[0]
+        for rows in ROWS:
+            found = place.candidates(rows)
+            assert len(found) <= 10, "few, chosen by thought"
+            assert len(set(found)) == len(found)
+            for cut in found:
+                if isinstance(cut, Skinny):
+                    assert rows <= cuts.SKINNY_ROWS
+                    continue
+                assert cut.splits == 1 or place.op == "addends"
+                assert place.size % (cut.columns * cut.splits) == 0, "no split without columns"
+                assert cut.held <= place.size // (cut.columns * cut.splits)
+                held_whole = cut.held * cut.columns * cut.splits == place.size
+                assert held_whole or cut.stages > 1, "a loop that is not pipelined"
+                assert candidates.shared_bytes(cut) <= 227 << 10
+                assert weight_rows // cut.outputs * cut.splits >= 48, "SMs without weights"
+                assert cut.outputs >= 64 or cut.rows >= 64, "no operand of a warp group"
+    assert all(place.candidates(64) for place in places(model)), "nothing is tried"
+
+
+def test_places_are_the_products_of_a_layer() -> None:
+    shape = SHAPES["qwen3-8b"]
+    found = {place.name: place.weight_shape for place in places("qwen3-8b")}
+    assert found == {
+        "qkv": (6144, 4096),
+        "o": (4096, 4096),
+        "gate_up": (24_576, 4096),
+        "down": (4096, 12_288),
+    }
+    total = sum(rows * columns for rows, columns in found.values())
+    assert total * shape.layers == shape.body_params
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def entries(*results: tuple[float, list[tuple[float, Any]]]) -> list[dict[str, Any]]:
+    measured = {rows: Measured(*r) for rows, r in zip(ROWS, results, strict=False)}
+    return list(winners(PLACE, measured))
+
+
+def test_ours_is_taken_where_it_is_ahead_by_more_than_noise() -> None:
+    found = entries((7.0, [(3.0, FAST), (4.0, SKINNY)]), (7.0, [(6.9, FAST)]), (7.0, []))
+    assert [(e["rows"], e["kernel"]) for e in found] == [([2, 8], "tiles"), ([9, 32], "library")]
+    assert found[0] | {"tiles": None} == {
+        "op": "addends",
+        "columns": 3072,
+        "outputs": 1024,
+        "rows": [2, 8],
+        "kernel": "tiles",
+        "tiles": None,
+        "us": 3.0,
+        "library_us": 7.0,
+    }
+    assert found[0]["tiles"] == asdict(FAST)
+    assert entries((7.0, [(3.0, SKINNY)]))[0]["kernel"] == "skinny"
+
+
+def test_what_fewer_rows_have_is_kept_where_it_is_as_fast() -> None:
+    near = (7.0, [(4.0, SLOW), (4.05, FAST)])
+    found = entries((7.0, [(3.0, FAST)]), near, (7.0, [(4.0, SLOW), (4.2, FAST)]))
+    assert [(e["rows"], e["tiles"]["columns"]) for e in found] == [([2, 16], 512), ([17, 32], 256)]
+    assert found[0]["us"] == 4.05
+
+
+def test_table_text_is_a_table_with_what_was_found(tmp_path: Path) -> None:
+    found = entries((7.0, [(3.0, FAST)]))
+    before = package_table()
+    text = table_text(before, "sm_90", found, None)
+    assert table_text(json.loads(text), "sm_90", found, None) == text, "found again: the same"
+    path = tmp_path / "tuned.json"
+    path.write_text(text)
+    table = tuned.read_table(path)["sm_90"]
+    (mine,) = [e for e in table.products if (e.columns, e.outputs) == (3072, 1024)]
+    assert (mine.op, mine.rows, mine.tiles) == ("addends", (2, 8), FAST), "in place of the linear"
+    others = [line for line in before["sm_90"]["products"] if line["columns"] != 3072]
+    assert len(table.products) == len(others) + 1
+    assert table.attention == ATTENTION
+    cut = replace(ATTENTION, splits=((9, Split(1, 2, 3)),), decode_warps=4)
+    path.write_text(table_text(before, "sm_100", found, asdict(cut)))
+    assert tuned.read_table(path)["sm_100"].attention == cut
+    assert tuned.read_table(path)["sm_90"] == tuned.read_table(tuned.TABLE)["sm_90"]
+
+
+# --- a sweep on the CPU --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Every candidate computes what the library does, but one; times are the clock's."""
+    said: list[str] = []
+    monkeypatch.setenv("NVCLI_RESULTS", str(tmp_path))
+    monkeypatch.setenv("NVCLI_COMMIT", "test")
+    monkeypatch.setitem(SHAPES, "tiny", Shape(512, 1024, 2, 16, 8, tied=True))
+    monkeypatch.setattr(tune, "say", said.append)
+    monkeypatch.setattr(tune, "compile_all", lambda wanted, device, say: len(wanted))
+    library = Place.run
+
+    def run(self: Place, x: torch.Tensor, weight: torch.Tensor, cut: Any) -> torch.Tensor:
+        y = library(self, x, weight, None)
+        if isinstance(cut, Tiles) and cut.splits > 1:
+            y = torch.stack([y.float() / cut.splits] * cut.splits)
+        is_wrong = isinstance(cut, Tiles) and cut.warps == 8 and self.name == "o"
+        return y * 1.1 if is_wrong else y
+
+    def time_of(body: Any) -> float:
+        body()
+        return 1e-6 * next(clock)
+
+    clock = iter(range(10_000, 0, -1))  # each later one is faster
+    monkeypatch.setattr(Place, "run", run)
+    monkeypatch.setattr(tune_products, "seconds_in_graph", time_of)
+    return said
+
+
+def test_a_sweep_finds_checks_and_writes(no_gpu: list[str], tmp_path: Path) -> None:
+    found = tune.tune_products(["tiny"], [8, 64], lambda: True, torch.device("cpu"))
+    assert {(e["op"], e["columns"]) for e in found} == {
+        ("linear", 512),
+        ("addends", 2048),
+        ("swiglu", 512),
+        ("addends", 1024),
+    }
+    wrong = [line for line in no_gpu if line.startswith("WRONG: o ")]
+    assert wrong
+    assert not any("WRONG" in line and not line.startswith("WRONG: o ") for line in no_gpu)
+    assert not any("failed" in line for line in no_gpu), no_gpu
+    rows = [json.loads(line) for line in (tmp_path / "kernels.jsonl").read_text().splitlines()]
+    assert [row["config"]["product"] for row in rows] == ["qkv", "o", "gate_up", "down"]
+    for row in rows:
+        assert row["peer"] == "cuBLAS"
+        for n in ("8", "64"):
+            metrics = row["metrics"][n]
+            assert metrics["us"] <= metrics["library_us"]
+            assert all(us >= metrics["us"] for us, *_ in metrics["tried"])
+            assert metrics["share_of_floor"] == pytest.approx(
+                row["metrics"]["floor_us"] / metrics["us"], rel=0.2, abs=2e-3
+            )
+
+
+def test_what_there_was_no_time_for_is_named(no_gpu: list[str]) -> None:
+    looks = iter([True, True, False])
+    found = tune.tune_products(["tiny"], [8, 64], lambda: next(looks, False), torch.device("cpu"))
+    assert [e["rows"] for e in found] == [[2, 8]]
+    assert "no time for tiny qkv of 64 rows and more" in no_gpu
+    assert [f"no time for tiny {name}" in no_gpu for name in ("o", "gate_up", "down")] == [True] * 3
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+def test_a_setting_of_attention_is_judged_by_all_its_shapes() -> None:
+    other, third = (replace(ATTENTION, decode_warps=warps) for warps in (4, 8))
+    times = {
+        ATTENTION: {"a": 10.0, "b": 10.0},
+        other: {"a": 8.0, "b": 13.0},
+        third: {"a": 9.5, "b": 9.9},
+    }
+    assert tune_attention.choose(times, ATTENTION) == third
+    times[third] = {"a": 9.9, "b": 9.9}
+    assert tune_attention.choose(times, ATTENTION) == ATTENTION, "within noise: as it was"
+    assert tune_attention.difference(third, ATTENTION) == {"decode_warps": 8}
+
+
+def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def time_of(body: Any, replays: int) -> float:
+        body()
+        return 1e-6
+
+    def layers(*args: int, ragged: bool = False) -> Any:
+        batch = torch.nn.Module()
+        return tune_attention.Layers(
+            lambda: used.append(tuned.attention(torch.device("cpu"))), batch, num_layers=2
+        )
+
+    rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(tune_attention, "seconds_in_graph", time_of)
+    monkeypatch.setattr(tune_attention, "decode_layers", layers)
+    monkeypatch.setattr(tune_attention, "prefill_layer", layers)
+    monkeypatch.setattr(tune_attention, "compile_all", lambda usual, say: None)
+    monkeypatch.setattr(tune_attention, "write_row", lambda name, **row: rows.append(row))
+    monkeypatch.setattr(tuned, "gpu_of", lambda device: "sm_90")
+    ask, said = tuned.attention, []
+    found = tune_attention.tune_attention(lambda: True, said.append)
+    assert found == asdict(ATTENTION), "all are as fast: as it was"
+    assert tuned.attention is ask
+    for name in ("decode_warps", "prefill_keys"):
+        assert len({getattr(one, name) for one in used}) > 1, "nothing else was tried"
+    assert {one.split(8) for one in used} >= set(candidates.decode_splits(8))
+    assert set(rows[0]["metrics"]) == {
+        *(f"decode, {limit} rows" for limit in tune_attention.DECODE),
+        "decode, launch",
+        "prefill",
+    }
+    assert tune_attention.tune_attention(lambda: len(used) % 50 != 0, said.append) is None
+    assert tuned.attention is ask
+    assert said[-1].startswith("no time for all of attention")
