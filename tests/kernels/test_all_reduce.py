@@ -81,7 +81,7 @@ def test_what_fits() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("check", ["check_sums", "check_norms", "check_waits_end"])
 def test_kernel_source_between_processes(check: str) -> None:
     run_in_interpreter("tests.kernels.test_all_reduce", check)
