@@ -156,7 +156,7 @@ CAMPAIGNS = {
     "parallel": [
         Lane(
             [
-                Job("ranks", f"{PYTEST} -m multi_gpu tests/engine tests/kernels", 90, tail=20),
+                Job("ranks", f"{PYTEST} -m multi_gpu tests/kernels tests/engine", 160, tail=20),
                 Job("all-reduce", "benchmarks.tensor_parallel reduce", limit_s=60),
                 Job(
                     "speed", "benchmarks.tensor_parallel speed --models qwen3-8b,qwen3-14b", 200, 20

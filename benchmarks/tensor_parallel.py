@@ -6,7 +6,8 @@
 
     equal    greedy text of the built-in model in float32: every size must give the ids of one rank,
              with log-probabilities to 1e-3; the exit code says so
-    reduce   seconds of one all-reduce, by itself and in a CUDA graph, at a decode step's sizes
+    reduce   microseconds of an all-reduce in a CUDA graph, NCCL's and ours, alone and with the norm
+             that follows, of 1 to 256 rows: `parallel.SHORT_BYTES` belongs where NCCL overtakes
     speed    workloads of `benchmarks.engine` (A and B) on random weights, with each size
 
 Every engine has a process of its own. Appends rows to `benchmarks/results/tensor_parallel.jsonl`
@@ -130,11 +131,16 @@ def check_equal(args: Namespace) -> bool:
 
 # --- reduce --------------------------------------------------------------------------------------
 
+SUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
+SUM_COLUMNS = 4096
+CHAIN = 20  # sums of a graph
+
 
 def reduce_rank(args: Namespace) -> None:
     """One rank of the all-reduce stage; rank 0 writes the times."""
     import torch
 
+    from nvcli.engine.peers import connect
     from nvcli.parallel import TPGroup, find_store, make_store, prepare_environment
 
     prepare_environment()
@@ -152,19 +158,12 @@ def reduce_rank(args: Namespace) -> None:
         torch.cuda.set_device(device)
     group = TPGroup.at(store, args.rank, args.size, device)
     group.greet(device)
-    found = {}
+    options = {"fuses_norm": True, "rows": max(SUM_ROWS)}
+    found: dict[str, Any] = {}
     with torch.inference_mode():
-        for rows in (1, 8, 32, 128, 256, 2048):
-            x = torch.ones(rows, 4096, dtype=torch.bfloat16, device=device)
-            eager = _time(lambda x=x: group.all_reduce(x), device, 50)
-            found[str(rows)] = {"bytes": x.nbytes, "eager_us": round(1e6 * eager, 2)}
-            if device.type == "cuda":
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    for _ in range(20):
-                        group.all_reduce(x)
-                seconds = _time(graph.replay, device, 20) / 20
-                found[str(rows)]["graph_us"] = round(1e6 * seconds, 2)
+        found["sums"] = connect(group, SUM_COLUMNS, torch.bfloat16, device, **options)
+        for rows in SUM_ROWS:
+            found[str(rows)] = _time_sums(group, rows, device)
     if args.rank == 0:
         Path(args.result).write_text(json.dumps(found), encoding="utf-8")
     if device.type == "cuda":
@@ -174,6 +173,43 @@ def reduce_rank(args: Namespace) -> None:
     import os
 
     os._exit(0)
+
+
+def _time_sums(group: Any, rows: int, device: Any) -> dict[str, Any]:
+    """Microseconds of each way, and whether ours has NCCL's bits, as it must between two."""
+    import torch
+
+    from nvcli import kernels
+
+    generator = torch.Generator().manual_seed(group.rank)
+    x = torch.randn(rows, SUM_COLUMNS, generator=generator).to(device, torch.bfloat16)
+    residual, weight = x[:1].expand(rows, -1).contiguous(), x[0].clone()
+    ways: dict[str, Any] = {
+        "library": lambda: group.library_sum(y),
+        "library_norm": lambda: kernels.add_rms_norm(group.library_sum(y), residual, weight, 1e-6),
+    }
+    short = group.short
+    if short is not None:
+        ways["ours"] = lambda: short.all_reduce(y)
+        ways["ours_norm"] = lambda: short.add_rms_norm(y, residual, weight, 1e-6)
+    times: dict[str, Any] = {"bytes": x.nbytes}
+    sums = {}
+    for name, way in ways.items():
+        y = x.clone()
+        way()
+        sums[name] = y.clone()
+        if device.type != "cuda":
+            times[name] = round(1e6 * _time(way, device, CHAIN), 2)
+            continue
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(CHAIN):
+                way()
+        times[name] = round(1e6 * _time(graph.replay, device, 20) / CHAIN, 2)
+    if "ours" in sums:
+        times["is_equal"] = torch.equal(sums["ours"], sums["library"])
+    return times
 
 
 def _time(work: Any, device: Any, count: int) -> float:
@@ -217,13 +253,41 @@ def check_reduce(args: Namespace) -> bool:
                 is_ok = False
                 continue
             times = json.loads(result.read_text(encoding="utf-8"))
-        say(f"reduce: {size} ranks, [rows, 4096] bf16: {times}")
+        is_ok &= _tell_sums(size, times)
         write_row(
             "tensor_parallel",
             metrics=times,
-            config={"stage": "reduce", "size": size, "device": args.device},
+            config={"stage": "reduce", "size": size, "device": args.device}
+            | {"dtype": "bfloat16", "columns": SUM_COLUMNS},
         )
     return is_ok
+
+
+def _tell_sums(size: int, times: dict[str, Any]) -> bool:
+    """A table, and what it says about `parallel.SHORT_BYTES`; -> whether ours are right."""
+    say(f"reduce: {size} ranks, rows of {SUM_COLUMNS} in bf16, us; sums: {times['sums']}")
+    names = ("library", "ours", "library_norm", "ours_norm")
+    say("".join(f"{name:>14}" for name in ("rows", "bytes", *names)))
+    rows = {n: times[str(n)] for n in SUM_ROWS}
+    for n, found in rows.items():
+        say(
+            "".join(
+                f"{value:>14}" for value in (n, *(found.get(k, "-") for k in ("bytes", *names)))
+            )
+        )
+    if "ours" not in rows[1]:
+        return True
+    ahead = 0
+    for n, found in rows.items():
+        if found["ours_norm"] > found["library_norm"]:
+            break
+        ahead = n
+    pushed = ahead * (size - 1) * SUM_COLUMNS * 4
+    say(f"reduce: with the norm ours is ahead up to {ahead} rows: SHORT_BYTES = {pushed}")
+    wrong = [n for n, found in rows.items() if size == 2 and not found["is_equal"]]
+    if wrong:
+        say(f"reduce: ours has other bits than NCCL's at {wrong} rows")
+    return not wrong
 
 
 # --- speed ---------------------------------------------------------------------------------------

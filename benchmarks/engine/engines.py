@@ -106,6 +106,7 @@ class Nvcli:
             "attention_reason": startup.attention_reason,
             "num_kernels": startup.num_kernels,
             "num_graphs": startup.num_graphs,
+            "all_reduce": startup.all_reduce,
             "graph_bytes": startup.graph_bytes,
             "pool_bytes": startup.pool_bytes,
             "stage_s": {name: round(value, 2) for name, value in startup.stage_s.items()},

@@ -32,9 +32,11 @@ from nvcli.engine import cuda_graph
 from nvcli.engine.model_runner import ModelRunner
 from nvcli.engine.step_sampler import StepSampler
 from nvcli.kernels import launch, reference
+from nvcli.kernels.all_reduce import ShortSums
 from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.linear import Linear
 from nvcli.models.config import ModelConfig
+from nvcli.parallel import TPGroup, short_rows
 
 HOPPER_SMS = 132
 
@@ -91,10 +93,33 @@ def resources(kernel: Any) -> str:
     return f"{meta.name:<24} warps {meta.num_warps} shared {meta.shared} {' '.join(found)}"
 
 
+class RankAlone(TPGroup):
+    """Rank 0 of a group of which nobody else is there: its share, its kernels, no exchange."""
+
+    def __init__(self, size: int, columns: int, *, fuses_norm: bool) -> None:
+        super().__init__(0, size)
+        if size > 1:
+            self.short = ShortSums(
+                *(0, [(rank + 1) << 40 for rank in range(size)]),
+                rows=short_rows(size, columns, 2),
+                columns=columns,
+                dtype=torch.bfloat16,
+                device=torch.device("cpu"),
+                fuses_norm=fuses_norm,
+            )
+
+    def library_sum(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather_columns(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        everyone = x.repeat(1, self.size)
+        return everyone if out is None else out.copy_(everyone)
+
+
 def capture_steps(
-    model: dict[str, Any], options: dict[str, Any], *, deterministic: bool = False
+    model: dict[str, Any], options: dict[str, Any], size: int = 1, *, deterministic: bool = False
 ) -> None:
-    """What a start runs to find its kernels, with one layer of the model."""
+    """What a start runs to find its kernels, with one layer of the model on so many GPUs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(model | {"num_hidden_layers": 1}))
@@ -109,7 +134,10 @@ def capture_steps(
         )
         attention = TritonAttention(is_uniform=deterministic)
         attention._num_sms = HOPPER_SMS
-        runner = ModelRunner(folder, ModelConfig.from_hf(folder), config, attention=attention)
+        model_config = ModelConfig.from_hf(folder)
+        model_config.check_tensor_parallel(size)
+        group = RankAlone(size, model_config.hidden_size, fuses_norm=not deterministic)
+        runner = ModelRunner(folder, model_config, config, attention=attention, group=group)
     assert isinstance(runner.model, torch.nn.Module)
     for module in runner.model.modules():
         if isinstance(module, Linear):
@@ -133,6 +161,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     args = parser.parse_args()
     compiler = compile_only()
     kernels._use_triton = lambda x: True
@@ -147,7 +176,7 @@ def main() -> None:
     folder = Path(args.model)
     model = shape.config() if shape else json.loads((folder / "config.json").read_text())
     options = {"max_model_len": args.max_model_len, "kv_cache_dtype": args.kv_cache_dtype}
-    capture_steps(model, options, deterministic=args.deterministic)
+    capture_steps(model, options, args.tensor_parallel_size, deterministic=args.deterministic)
     print(f"{len(compiler.kernels)} variants in {os.environ.get('TRITON_CACHE_DIR', '~/.triton')}")
     build_launchers(list(compiler.kernels.values()))
 

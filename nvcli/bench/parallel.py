@@ -2,8 +2,9 @@
 as queues beside each other.
 
 A layer ends two matrix products with a sum over the ranks, and the embedding one more. Each costs a
-latency, and moves 2 (n - 1) / n of its bytes over the link of each GPU (a ring's share; Thakur,
-Rabenseifner, Gropp 2005). The logits of a sampled token are gathered once.
+latency, which is less for few rows (`nvcli.parallel.short_rows`), and moves 2 (n - 1) / n of its
+bytes over the link of each GPU (a ring's share; Thakur, Rabenseifner, Gropp 2005; that ours writes
+more is left out). The logits of a sampled token are gathered once.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ class Link:
     """Between the GPUs of a machine."""
 
     bandwidth: float  # bytes/s, one direction, of one GPU
-    latency_s: float  # of an all-reduce of a few KB
+    latency_s: float  # of NCCL's all-reduce of a few KB
+    short_s: float  # of our own, of few rows
 
 
-PCIE = Link(25e9, 25e-6)
-# Datasheets' NVLink bandwidth of one direction; latencies are what NCCL is known for, not measured.
+PCIE = Link(25e9, 25e-6, 25e-6)  # what ours takes there, nobody has tried
+# Datasheets' NVLink bandwidth of one direction. The latencies are not measured: NCCL's are what it
+# is known for, ours were predicted (docs/log.md, 2026-11-30).
 LINKS = {
-    "B200": Link(900e9, 12e-6),
-    "H200": Link(450e9, 12e-6),
+    "B200": Link(900e9, 12e-6, 4e-6),
+    "H200": Link(450e9, 12e-6, 4e-6),
     "H100 PCIe": PCIE,
-    "H100": Link(450e9, 12e-6),
-    "GH200": Link(450e9, 12e-6),
-    "A100": Link(300e9, 15e-6),
+    "H100": Link(450e9, 12e-6, 4e-6),
+    "GH200": Link(450e9, 12e-6, 4e-6),
+    "A100": Link(300e9, 15e-6, 5e-6),
 }
 
 
@@ -50,6 +53,8 @@ def spread(shape: Shape, hardware: Hardware, size: int) -> tuple[Shape, Hardware
     """The model over so many GPUs: what they hold and are together, and what a step costs."""
     if size == 1:
         return shape, hardware, Cost.from_datasheet(shape, hardware)
+    from nvcli.parallel import short_rows
+
     link = link_of(hardware.name)
     shape = replace(shape, kv_heads=max(shape.kv_heads, size))  # replicated where there are fewer
     hardware = hardware.times(size)
@@ -57,10 +62,13 @@ def spread(shape: Shape, hardware: Hardware, size: int) -> tuple[Shape, Hardware
     share = (size - 1) / size
     moved = num_sums * 2 * share * shape.hidden * shape.weight_bytes  # for a token
     gathered = share * shape.vocab * shape.weight_bytes  # for a sampled token
+    fixed = num_sums * link.short_s + link.latency_s
     cost = replace(
         Cost.from_datasheet(shape, hardware),
-        fixed=(num_sums + 1) * link.latency_s,
-        prefill_fixed=(num_sums + 1) * link.latency_s,
+        fixed=fixed,
+        prefill_fixed=fixed,
+        few_rows=short_rows(size, shape.hidden, shape.weight_bytes),
+        many_rows_more=num_sums * (link.latency_s - link.short_s),
         per_token=moved / link.bandwidth,
         per_sequence=gathered / link.bandwidth,
     )

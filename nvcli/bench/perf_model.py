@@ -159,7 +159,10 @@ class Cost:
     per_linear_flop: float
     per_attention_flop: float
     prefill_fixed: float  # of a step that holds prompts, in place of fixed + weights when larger
-    per_token: float = 0.0  # moved between GPUs; a calibration has it in its other terms
+    # Between GPUs; a calibration has it in its other terms.
+    per_token: float = 0.0  # moved
+    few_rows: int | None = None  # steps of more rows have slower sums,
+    many_rows_more: float = 0.0  # by this
     # What a calibration finds beside them; a datasheet knows nothing of it.
     lone: float | None = None  # a decode step of one sequence but for its context: other kernels
     mixed_fixed: float | None = None  # prefill_fixed where others decode in the same step
@@ -206,6 +209,8 @@ class PerfModel:
         flops = 2 * (b + p) * shape.p_lin + 2 * (b + heads) * shape.p_head
         compute = flops * cost.per_linear_flop
         base = cost.fixed + max(cost.weights * shape.reading(b + p), compute)
+        if cost.few_rows is not None and b + p > cost.few_rows:
+            base += cost.many_rows_more
         if p:
             is_mixed = b > 0 and cost.mixed_fixed is not None
             fixed = cost.mixed_fixed if is_mixed else cost.prefill_fixed

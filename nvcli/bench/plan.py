@@ -181,10 +181,13 @@ def lines(plan: Plan, *, explain: bool) -> list[str]:
             "than this; 'nvcli bench latency' measures it"
         )
         if hardware.count > 1:
-            link = link_of(hardware.name)
+            link, cost = link_of(hardware.name), plan.model.cost
+            each = f"{link.latency_s * 1e6:.0f} us an all-reduce"
+            if cost.many_rows_more:
+                each += f" ({link.short_s * 1e6:.0f} up to {cost.few_rows} rows)"
             found.append(
-                f"note      assumes {link.latency_s * 1e6:.0f} us an all-reduce and links of "
-                f"{link.bandwidth / 1e9:.0f} GB/s, by the kind of GPU"
+                f"note      assumes {each} and links of {link.bandwidth / 1e9:.0f} GB/s, "
+                "by the kind of GPU"
             )
     if plan.calibration is not None and plan.calibration.errors:
         worst = max(plan.calibration.errors.items(), key=lambda item: abs(item[1]))

@@ -45,11 +45,19 @@ _LATE = "another GPU's part did not come"
 
 
 def connect(
-    group: TPGroup, columns: int, dtype: torch.dtype, device: torch.device, *, fuses_norm: bool
+    group: TPGroup,
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    fuses_norm: bool,
+    rows: int | None = None,
 ) -> str:
     """Give the group its short sums; all ranks call it at the same time. -> who sums, in words.
 
     columns, dtype: of what is summed between layers.
+    fuses_norm: as in `ShortSums`.
+    rows: that are few, instead of `short_rows`: to measure beyond it.
 
     Raises:
         UsageError: `NVCLI_ALL_REDUCE` is neither of `CHOICES`.
@@ -65,7 +73,9 @@ def connect(
         return "gloo"
     if choice == "nccl":
         return "NCCL"
-    attempt = _Attempt(group, columns, dtype, device, fuses_norm=fuses_norm)
+    if rows is None:
+        rows = short_rows(group.size, columns, dtype.itemsize)
+    attempt = _Attempt(group, rows, columns, dtype, device, fuses_norm=fuses_norm)
     try:
         reason = attempt.make()
         if reason is not None:
@@ -79,7 +89,7 @@ def connect(
         ) from error
     if reason is None:
         group.short = attempt.sums
-        return f"ours up to {attempt.rows} rows, NCCL"
+        return f"ours up to {rows} rows, NCCL"
     if group.rank == 0 and kernels.uses_triton():
         logger.warning("sums over the GPUs are left to NCCL: %s", reason)
     return "NCCL"
@@ -91,6 +101,7 @@ class _Attempt:
     def __init__(
         self,
         group: TPGroup,
+        rows: int,
         columns: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -98,11 +109,11 @@ class _Attempt:
         fuses_norm: bool,
     ) -> None:
         self.group = group
+        self.rows = rows
         self.columns = columns
         self.dtype = dtype
         self.device = device
         self.fuses_norm = fuses_norm
-        self.rows = short_rows(group.size, columns, dtype.itemsize)
         self.memory = PeerMemory(device)
         self.sums: ShortSums | None = None
 

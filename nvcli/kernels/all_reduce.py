@@ -104,7 +104,8 @@ def _all_reduce_kernel(  # type: ignore[no-untyped-def]
     if PDL:
         tl.extra.cuda.gdc_wait()
 
-    # 2. To every inbox, this rank's own too: the sum then is one loop.
+    # 2. To every inbox. This rank's own could be left out, but Triton 3.6 does not compile that
+    # branch for eight ranks.
     count = tl.load(count_ptr + row) + 1
     number = count.to(ELEMENT).to(WORD)
     x = tl.load(x_ptr + row * E + columns, mask=mask, other=0.0)
@@ -114,13 +115,12 @@ def _all_reduce_kernel(  # type: ignore[no-untyped-def]
     mine = number << BITS | x.to(ELEMENT, bitcast=True).to(WORD)
     slot = (count & 1) * SIZE  # not %: the count may have become negative
     to = ((slot + rank) * ROWS + row) * E + columns
-    own = inboxes[0]
+    own = inboxes[0].to(tl.int64)
     for peer in tl.static_range(SIZE):
-        if peer == rank:
-            own = inboxes[peer]
-        else:
-            inbox = tl.multiple_of(inboxes[peer].to(tl.pointer_type(WORD)), 16)
-            tl.store(inbox + to, mine, mask=mask, cache_modifier=".wt")
+        address = inboxes[peer].to(tl.int64)
+        own = tl.where(peer == rank, address, own)
+        inbox = tl.multiple_of(address.to(tl.pointer_type(WORD)), 16)
+        tl.store(inbox + to, mine, mask=mask, cache_modifier=".wt")
 
     # 3. All parts in the order of the ranks, so that all ranks get the same bits.
     inbox = tl.multiple_of(own.to(tl.pointer_type(WORD)), 16)

@@ -8,9 +8,12 @@ import mmap
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +88,47 @@ def test_what_fits() -> None:
 @pytest.mark.parametrize("check", ["check_sums", "check_norms", "check_waits_end"])
 def test_kernel_source_between_processes(check: str) -> None:
     run_in_interpreter("tests.kernels.test_all_reduce", check)
+
+
+def compile_for_hopper() -> None:
+    import triton
+
+    from benchmarks.kernels.compile_ahead import NoGpu
+    from nvcli.kernels import launch
+    from nvcli.kernels.compiling import compiled_only
+
+    triton.runtime.driver.set_active(NoGpu())
+    launch.uses_pdl = lambda device: True
+    with compiled_only(CPU, lambda kernel: None) as kernels:
+        for size in (2, 8):
+            inboxes = [(rank + 1) << 40 for rank in range(size)]
+            sums = _sums(size - 1, inboxes, columns=2560, dtype=torch.bfloat16)
+            x = torch.ones(ROWS, 2560, dtype=torch.bfloat16)
+            sums.all_reduce(x)
+            sums.all_reduce(x[:1])
+            for residual in (x, None):
+                sums.add_rms_norm(x, residual, x[0], 1e-6)
+    assert len(kernels) == 6, "variants do not depend on the rank or the number of rows"
+    for kernel in kernels.values():
+        code = kernel.asm["ptx"]
+        sent = [line for line in code.splitlines() if "st.global.wt" in line]
+        looks = [line for line in code.splitlines() if "ld.volatile.global" in line]
+        assert all(".v4.b32" in line for line in sent), sent  # 16 bytes, words of 4 each
+        assert sum(".v4.b32" not in line for line in looks) == 1, looks  # at `stop`
+        wait = code.index("griddepcontrol.wait")
+        assert code.index("griddepcontrol.launch_dependents") < wait
+        assert wait < code.index(sent[0]) < code.index(looks[0])
+
+
+@needs_triton
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_words_leave_whole_and_behind_the_wait(tmp_path: Path) -> None:
+    code = f"from {__name__} import compile_for_hopper as f; f(); print('done')"
+    env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    env.pop("TRITON_INTERPRET", None)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert (run.stdout, run.returncode) == ("done\n", 0), run.stderr
 
 
 # --- in the interpreter --------------------------------------------------------------------------
