@@ -188,13 +188,13 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench sweep")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --concurrencies --rates --arrival --duration --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --concurrencies --rates --arrival --duration --until-ci --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--concurrencies|--rates|--arrival|--duration|--in-len|--out-len|--data|--prefix|--turns|--seed|--slo|--timeout|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--concurrencies|--rates|--arrival|--duration|--until-ci|--in-len|--out-len|--data|--prefix|--turns|--seed|--slo|--timeout|--served-model-name) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --cache) kind=words words="cold warm keep" ;;

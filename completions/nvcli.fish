@@ -410,6 +410,7 @@ complete -c nvcli -n '__nvcli_at '\''bench sweep'\''' -l concurrencies -x -d 'Th
 complete -c nvcli -n '__nvcli_at '\''bench sweep'\''' -l rates -x -d 'The ladder of an open loop, requests a second.'
 complete -c nvcli -n '__nvcli_at '\''bench sweep'\''' -l arrival -x -d 'Gaps of an open loop: poisson (default), constant, gamma:CV.'
 complete -c nvcli -n '__nvcli_at '\''bench sweep'\''' -l duration -x -d 'Send for 60s, 2m.'
+complete -c nvcli -n '__nvcli_at '\''bench sweep'\''' -l until-ci -x -d 'End when the 95 % intervals of tok/s and of the median e2e are within X %; at most --duration (default 10m). Exit 6 when they are not.'
 complete -c nvcli -n '__nvcli_at '\''bench sweep'\''' -l in-len -x -d 'Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. Default: 128 (card: 64:192).'
 complete -c nvcli -n '__nvcli_at '\''bench sweep'\''' -l out-len -x -d 'Answer tokens, in the same ways. Default: 64 (card: 32:96).'
 complete -c nvcli -n '__nvcli_at '\''bench sweep'\''' -l data -x -d 'random token ids (default), jsonl:PATH or sharegpt:PATH.'

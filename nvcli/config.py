@@ -23,6 +23,9 @@ LoadFormat = Literal["auto", "safetensors", "dummy"]
 AttentionBackendName = Literal["auto", "torch", "triton", "fa2", "fa3"]
 
 DEFAULT_MODEL = "demo"  # the small checkpoint that ships with the package
+# Where nothing else is asked for, by the kind of device.
+MAX_NUM_SEQS = {"cuda": 256, "cpu": 16}
+MAX_NUM_BATCHED_TOKENS = {"cuda": 16_384, "cpu": 1_024}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,10 @@ def warnings(
         found.append(f"{wrong} requests: usage tells another number of tokens than the chunks")
     if law.verdict == "edge effects":
         found.append("edge effects: lengthen the run; a window of 20 W is wanted")
+    longest = (run.header.get("model") or {}).get("max_model_len")
+    cut = sum((r.n_in or 0) + r.num_tokens >= longest for r in inside) if longest else 0
+    if cut > 0.01 * len(inside):
+        found.append(f"{cut} of {len(inside)} requests fill the context of {longest:,}: cut to it")
     load = run.header.get("load", {})
     if load.get("mode") == "closed" and law.W is not None:
         ends = [r.end_ns for r in inside if r.status == OK]
@@ -47,7 +51,7 @@ def warnings(
             )
     late_s = too_late_s(pools)
     if late_s is not None and load.get("mode") == "closed":
-        found.append(f"the client was late: p99 {late_s * 1e3:.1f} ms")
+        found.append(_late(late_s))
     if counts["unfinished"]:
         found.append(f"{counts['unfinished']} requests were still running at the end")
     machine = run.header.get("environment") or {}
@@ -63,6 +67,10 @@ def warnings(
     if is_fresh and workload.get("turns", 1) == 1 and prompt and cached > 0.02 * prompt:
         found.append(f"prefix cache: {cached / prompt:.0%} of a cold run's prompt tokens were hits")
     return found
+
+
+def _late(seconds: float) -> str:
+    return f"the client was late: one send in a hundred by {seconds * 1e3:.1f} ms or more"
 
 
 def _runs_backwards(record: RequestRecord) -> bool:
@@ -106,7 +114,7 @@ def unsound(
     worst = too_late_s(pools)
     # Under a cap the wait for a place counts: s* is the schedule, and lateness is meant.
     if worst is not None and load.get("mode") == "open" and not load.get("cap"):
-        reasons.append(f"the client was late: p99 {worst * 1e3:.1f} ms")
+        reasons.append(_late(worst))
     if json["window"]["is_overloaded"]:
         reasons.append("overloaded: the queue grows, an open loop at this rate diverges")
     if law.verdict == "not steady" and len(run.requests) >= 20:

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Options of the engine that change what a step costs; the number of GPUs is the hardware's.
+CHANGE_STEPS = (
+    *("device", "dtype", "kv_cache_dtype", "max_num_batched_tokens", "run_ahead"),
+    *("enforce_eager", "deterministic", "attention_backend"),
+)
 NEEDED = {"prefill": 2, "decode": 3, "mixed": 0}
 
 
@@ -67,6 +72,8 @@ class Calibration:
     weights_efficiency: float | None = None
     flops_efficiency: float | None = None
     depth: int = 0  # steps the engine launches ahead
+    asked: dict[str, Any] = field(default_factory=dict)  # options of the engine, as `options_of`
+    is_limited: bool = False  # slots, context and pool were asked for, and are not the machine's
 
     @property
     def perf_model(self) -> PerfModel:
@@ -233,15 +240,25 @@ def load(key: str) -> Calibration | None:
     return _read(_path(key))
 
 
-def find(model_name: str, num_gpus: int = 1) -> Calibration | None:
-    """The latest of a model over so many GPUs, by its name."""
+def options_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Of the engine's options those that make its steps another time."""
+    plain = (None, False, "auto")
+    return {k: given[k] for k in CHANGE_STEPS if given.get(k) not in plain}
+
+
+def find(
+    model_name: str, num_gpus: int = 1, given: dict[str, Any] | None = None
+) -> Calibration | None:
+    """The latest of a model over so many GPUs, by its name, measured with such options."""
+    asked = options_of(given or {})
     paths = sorted(_path("x").parent.glob("*.json"), key=lambda p: p.stat().st_mtime)
     found = (_read(path) for path in reversed(paths))
     return next(
         (
             c
             for c in found
-            if c is not None and c.model_name == model_name and c.hardware.count == num_gpus
+            if c is not None and (c.model_name, c.hardware.count) == (model_name, num_gpus)
+            if c.asked == asked
         ),
         None,
     )

@@ -199,17 +199,23 @@ def new_record(planned: Planned, s_star: int) -> RequestRecord:
     )
 
 
-async def find_model(client: Client) -> str:
-    """What the server serves. Raises `EndpointError`."""
+async def served_model(client: Client, name: str | None) -> dict[str, Any]:
+    """What GET /v1/models tells of the model, or of the first where none is named: its id, and of
+    nvcli and vLLM its longest context. Raises `EndpointError` where nothing was named or found.
+    """
     body = await client.get("/v1/models")
-    if body is None:
+    if body is None and name is None:
         raise EndpointError(
             f"{client.endpoint.url} does not answer GET /v1/models",
             hint="Is the server there, and is it OpenAI's API?",
         )
-    with contextlib.suppress(ValueError, KeyError, IndexError, TypeError):
-        return str(orjson.loads(body)["data"][0]["id"])
-    raise EndpointError(f"{client.endpoint.url} names no model")
+    with contextlib.suppress(ValueError, KeyError, IndexError, TypeError, StopIteration):
+        listed = orjson.loads(body or b"{}")["data"]
+        found = listed[0] if name is None else next(m for m in listed if m["id"] == name)
+        return {**found, "id": str(found["id"])}
+    if name is None:
+        raise EndpointError(f"{client.endpoint.url} names no model")
+    return {"id": name}
 
 
 async def probe(client: Client, planned: Planned) -> float:

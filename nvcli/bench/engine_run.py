@@ -15,9 +15,8 @@ from nvcli.bench.calibrate import Calibration, key_of
 from nvcli.bench.machine import environment, hardware_of
 from nvcli.bench.nvml import gpu_facts
 from nvcli.bench.perf_model import Cost, Hardware, Shape, pairs_of
-from nvcli.bench.record import (
-    StepRecord,
-)
+from nvcli.bench.record import StepRecord
+from nvcli.config import MAX_NUM_BATCHED_TOKENS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +55,7 @@ class Bench:
         )
         hardware = hardware_of(device, one_device_name(llm), startup.dtype)
         hardware = hardware.times(startup.tensor_parallel_size, is_shared=device == "cpu")
-        budget = config.max_num_batched_tokens or (16_384 if device == "cuda" else 1_024)
+        budget = config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS[device]
         depth = int(device == "cuda" if config.run_ahead is None else config.run_ahead)
         key = key_of(
             device=device_name(llm),
@@ -64,6 +63,7 @@ class Bench:
             dtype=startup.dtype,
             attention=startup.attention_backend,
             eager=config.enforce_eager,
+            deterministic=startup.deterministic,
             budget=budget,
             depth=depth,
             engine=__version__,

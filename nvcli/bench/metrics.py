@@ -177,6 +177,8 @@ def parse_slo(text: str) -> dict[str, float]:
             raise UsageError(
                 f"{part.strip()!r} is no limit", hint="Write ttft=300ms,tpot=25ms,e2e=5s,stall=1s."
             )
+        if name in limits:
+            raise UsageError(f"two limits of {name}")
         limits[name] = parse_seconds(value)
     return limits
 

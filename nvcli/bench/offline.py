@@ -16,7 +16,7 @@ from nvcli.bench.machine import GcWatch
 from nvcli.bench.nvml import Sampler
 from nvcli.bench.points import Measured, Point, default_points, run_points
 from nvcli.bench.precision import Precision
-from nvcli.bench.record import RunWriter, new_id, now_ns, runs_folder
+from nvcli.bench.record import RunWriter, id_in, now_ns
 from nvcli.errors import InterruptedRunError
 
 if TYPE_CHECKING:
@@ -48,12 +48,10 @@ def base_header(command: str, run_id: str) -> dict[str, Any]:
 
 
 def run_latency(
-    bench: Bench, *, repeats: int, seed: int, progress: Callable[[str], None], path: Path | None
+    bench: Bench, *, repeats: int, seed: int, progress: Callable[[str], None], path: Path
 ) -> Outcome:
     """Micro-benchmarks and a calibration, which is stored for `plan` and the other verbs."""
-    run_id = new_id()
-    path = path or runs_folder() / f"{run_id}.jsonl"
-    header = {**base_header("latency", run_id), **bench.header(None)}
+    header = {**base_header("latency", id_in(path)), **bench.header(None)}
     header["load"] = {"mode": "steps", "text": f"single steps, {repeats} repeats"}
     with RunWriter(path, header) as run:
         measured = run_points(
@@ -80,7 +78,7 @@ def run_throughput(
     duration_s: float | None,
     warmup: str | float,
     slo: dict[str, float],
-    path: Path | None,
+    path: Path,
     command: str = "throughput",
     points: Sequence[dict[str, Any]] = (),
     until_ci: float | None = None,
@@ -91,17 +89,15 @@ def run_throughput(
     `points` were measured before on the same engine and are stored with it. The first sends are
     spread over the stay of a request. A file that is there gets one run more.
     """
-    llm, run_id = bench.llm, new_id()
-    if path is not None and not path.exists():
-        run_id = path.stem
-    path = path or runs_folder() / f"{run_id}.jsonl"
+    llm = bench.llm
+    workload.check_fits(llm.max_model_len)
     calibration: Calibration | None = calibrate.load(bench.key)
     salt = now_ns() % 2**32
     bounds = {"vocab_size": llm.vocab_size, "max_len": llm.max_model_len, "salt": salt}
     planned = workload.requests(**bounds)
     startup = llm.startup
     header = {
-        **base_header(command, run_id),
+        **base_header(command, id_in(path)),
         **bench.header(calibration),
         "load": {
             "mode": "closed",
@@ -167,9 +163,10 @@ def run_throughput(
 
 
 def run_card(
-    bench: Bench, workload: Workload, *, progress: Callable[[str], None], seed: int
+    bench: Bench, workload: Workload, *, progress: Callable[[str], None], seed: int, path: Path
 ) -> Outcome:
     """Bare `nvcli bench`: single steps, a calibration from them, and every slot busy; a minute."""
+    workload.check_fits(bench.llm.max_model_len)
     start = time.monotonic()
     measured = run_points(
         bench,
@@ -182,7 +179,7 @@ def run_card(
     if measured.was_interrupted:
         if not measured.rows:
             raise InterruptedRunError("interrupted before anything was measured whole")
-        return _store_points(bench, measured)
+        return _store_points(bench, measured, path)
     if measured.calibration is not None:
         calibrate.save(measured.calibration)
     progress("every slot busy")
@@ -195,17 +192,15 @@ def run_card(
         duration_s=max(left, MIN_LOAD_S),
         warmup="auto",
         slo={},
-        path=None,
+        path=path,
         command="card",
         points=measured.rows,
     )
 
 
-def _store_points(bench: Bench, measured: Measured) -> Outcome:
+def _store_points(bench: Bench, measured: Measured, path: Path) -> Outcome:
     """A card that was interrupted before its load."""
-    run_id = new_id()
-    path = runs_folder() / f"{run_id}.jsonl"
-    header = {**base_header("card", run_id), **bench.header(None)}
+    header = {**base_header("card", id_in(path)), **bench.header(None)}
     header["load"] = {"mode": "steps", "text": "single steps"}
     with RunWriter(path, header) as run:
         for row in measured.rows:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import machine
-from nvcli.bench.client import Client, Endpoint, find_model, probe
+from nvcli.bench.client import Client, Endpoint, probe, served_model
 from nvcli.bench.engine_run import model_name
 from nvcli.bench.limits import resources
 from nvcli.bench.load_run import Load, LoadRun
@@ -18,7 +18,7 @@ from nvcli.bench.metrics import mean
 from nvcli.bench.nvml import Sampler
 from nvcli.bench.offline import base_header
 from nvcli.bench.precision import Divergence, Precision
-from nvcli.bench.record import OK, RunWriter, now_ns
+from nvcli.bench.record import OK, RunWriter, id_in, now_ns
 from nvcli.bench.workload import Arrival, Workload
 
 if TYPE_CHECKING:
@@ -132,8 +132,12 @@ class Session:
         endpoint = Endpoint(self.target.url, self.target.model or "", self.target.api_key)
         self._client = await Client(endpoint, timeout_s=self.options.timeout_s).__aenter__()
         try:
-            if not endpoint.model:
-                endpoint.model = await find_model(self._client)
+            served = await served_model(self._client, self.target.model)
+            endpoint.model = served["id"]
+            longest = served.get("max_model_len")
+            if isinstance(longest, int):
+                self.target.max_len = min(longest, self.target.max_len or longest)
+            self.options.workload.check_fits(self.target.max_len)
             planned = self._planned()
             await probe(self._client, next(planned))  # connections, compilations
             self._stay_s = await probe(self._client, next(planned))
@@ -209,19 +213,19 @@ class Session:
         return max(self._stay_s, predicted.e2e_s)
 
     def _header(self, point: Point, gauges: dict[str, float]) -> dict[str, Any]:
-        from nvcli.bench.record import new_id
-
         options, target = self.options, self.target
         assert self._client is not None
-        run_id = self.path.stem if not self.path.exists() else new_id()
         device = "cpu"
         name = machine.cpu_name()
         found = target.calibration
         if found is not None and found.hardware.name != name:
             device, name = "cuda", found.hardware.name
         header: dict[str, Any] = {
-            **base_header(self.command, run_id),
-            "model": {"name": model_name(self._client.endpoint.model)},
+            **base_header(self.command, id_in(self.path)),
+            "model": {
+                "name": model_name(self._client.endpoint.model),
+                "max_model_len": target.max_len,
+            },
             "environment": machine.environment(device, name if target.is_own else "server"),
             "engine": target.engine,
             "load": point.as_json(),

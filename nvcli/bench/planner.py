@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvcli.bench import calibrate
@@ -10,10 +11,12 @@ from nvcli.bench.machine import DATASHEET, cpu_name, hardware_of, known_gpu
 from nvcli.bench.parallel import spread
 from nvcli.bench.perf_model import PerfModel, Shape
 from nvcli.bench.plan import Plan
+from nvcli.config import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from nvcli.errors import OutOfMemoryError, UsageError
 
 if TYPE_CHECKING:
     from nvcli.bench.perf_model import Hardware
+    from nvcli.models.config import ModelConfig
 
 # name -> bytes of memory; where a plan is for a GPU that is not here
 MEMORY = {
@@ -48,14 +51,16 @@ def make_plan(
     tensor_parallel_size: int = 1,
     replicas: int = 1,
 ) -> Plan:
-    """Raises `UsageError` for a GPU that no datasheet is known of or a model that cannot be spread
-    over so many, `ModelError` for the model.
+    """Raises `UsageError` for a GPU that no datasheet is known of, a model that cannot be spread
+    over so many, or lengths beyond its context; `ModelError` for the model.
     """
-    name = model_name(model)
+    path = Path(model)
+    name = model_name(str(path.resolve().parent) if path.name == "config.json" else model)
     found = None
     if gpu is None and device is None and dtype is None and share is None:
         found = calibrate.find(name, tensor_parallel_size)
-    if found is not None:
+    if found is not None and not found.is_limited:
+        _check_context(name, n_in, n_out, found.max_model_len)
         return Plan(
             name,
             found.perf_model,
@@ -68,7 +73,10 @@ def make_plan(
             found,
             replicas=replicas,
         )
-    shape, hardware, kind, memory = _describe(model, gpu, device, dtype, tensor_parallel_size)
+    config = _config(model)
+    config.check_tensor_parallel(tensor_parallel_size)
+    _check_context(name, n_in, n_out, config.max_model_len)
+    shape, hardware, kind, memory = _describe(config, gpu, device, dtype, tensor_parallel_size)
     activations = tensor_parallel_size * _activations(shape, kind)
     shape, hardware, cost = spread(shape, hardware, tensor_parallel_size)
     usable = (share or (0.9 if kind == "cuda" else 0.5)) * tensor_parallel_size * memory
@@ -79,29 +87,45 @@ def make_plan(
             f"the weights of {name} ({shape.bytes_of_weights / 1e9:.1f} GB) leave no room for a "
             f"KV cache on {hardware.name}"
         )
-    budget = 16_384 if kind == "cuda" else 1_024
+    model_of = PerfModel(shape, cost, MAX_NUM_BATCHED_TOKENS[kind], int(kind == "cuda"))
+    if found is not None:
+        model_of, hardware = found.perf_model, found.hardware
     return Plan(
         name,
-        PerfModel(shape, cost, budget, int(kind == "cuda")),
+        model_of,
         hardware,
         n_in,
         n_out,
-        slots or (256 if kind == "cuda" else 16),
+        slots or MAX_NUM_SEQS[kind],
         num_blocks,
         BLOCK_SIZE,
+        found,
         replicas=replicas,
     )
 
 
+def _config(model: str) -> ModelConfig:
+    from nvcli.models.config import ModelConfig
+    from nvcli.models.resolve import some_files
+
+    with some_files(model, "config.json") as folder:
+        return ModelConfig.from_hf(folder)
+
+
+def _check_context(name: str, n_in: int, n_out: int, longest: int | None) -> None:
+    if longest is not None and n_in + n_out > longest:
+        raise UsageError(
+            f"{n_in:,} tokens in and {n_out:,} out do not fit the context of {name}, "
+            f"{longest:,} tokens",
+            hint="Lower --in-len or --out-len.",
+            param="in_len",
+        )
+
+
 def _describe(
-    model: str, gpu: str | None, device: str | None, dtype: str | None, size: int
+    config: ModelConfig, gpu: str | None, device: str | None, dtype: str | None, size: int
 ) -> tuple[Shape, Hardware, str, float]:
     """(shape, hardware, cuda or cpu, bytes of memory), the last three of one device."""
-    from nvcli.models.config import ModelConfig
-    from nvcli.models.resolve import resolve_model
-
-    config = ModelConfig.from_hf(resolve_model(model))
-    config.check_tensor_parallel(size)
     if gpu is not None:
         known = known_gpu(gpu)
         if known is None:
@@ -137,10 +161,7 @@ def _half(checkpoint: str) -> str:
     return checkpoint if checkpoint in ("float16", "bfloat16") else "bfloat16"
 
 
-def _shape(config: object, dtype: str | None) -> Shape:
-    from nvcli.models.config import ModelConfig
-
-    assert isinstance(config, ModelConfig)
+def _shape(config: ModelConfig, dtype: str | None) -> Shape:
     if dtype not in BYTES:
         raise UsageError(f"there is no dtype {dtype!r}", param="dtype")
     return Shape.of(config, weight_bytes=BYTES[dtype], kv_bytes=BYTES[dtype])
@@ -150,7 +171,7 @@ def _activations(shape: Shape, kind: str) -> int:
     """Of a step with a full token budget: the widest layer's rows, in and out. Experts' are one for
     each expert of a token.
     """
-    tokens = 16_384 if kind == "cuda" else 1_024
+    tokens = MAX_NUM_BATCHED_TOKENS[kind]
     widths = [4 * (shape.intermediate + shape.hidden)]
     if shape.moe_layers:
         row = shape.expert_intermediate + shape.hidden

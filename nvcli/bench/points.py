@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench.calibrate import Calibration, Sample, calibrate, predict
+from nvcli.bench.calibrate import Calibration, Sample, calibrate, options_of, predict
 from nvcli.bench.engine_loop import EngineLoop
 from nvcli.bench.engine_run import Bench, StepLog, model_name
 from nvcli.bench.metrics import mean, percentile
 from nvcli.bench.perf_model import Cost, PerfModel
+from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from nvcli.llm import LLM
 
 ROUNDS = {"cuda": 1, "cpu": 3}  # a CPU does other things now and then
+SHORTEST = 16  # tokens of a prompt that says something about prompts
 PROMPT_EVERY = 6  # steps from one prompt to the next of a place, at most
 
 
@@ -39,15 +41,23 @@ class Point:
     def name(self) -> str:
         if self.b == 0:
             return f"prefill {self.p}"
-        prompt = f" with a prompt of {self.p}" if self.p else ""
-        return f"decode b={self.b} at {self.c}{prompt}"
+        if self.p:
+            return f"mixed b={self.b} at {self.c} + {self.p}"
+        return f"decode b={self.b} at {self.c}"
 
 
 def default_points(bench: Bench) -> list[Point]:
     """Short, middle and long prompts; decode over batch and context; prompts beside decodes, as far
-    as they fit."""
+    as they fit. Raises `UsageError` where none does."""
     llm = bench.llm
     room = llm.max_model_len - 33
+    if room < SHORTEST:
+        raise UsageError(
+            f"single steps need a context of {SHORTEST + 33} tokens, this one holds "
+            f"{llm.max_model_len}",
+            hint="Raise --max-model-len.",
+            param="max_model_len",
+        )
     pool = llm.startup.num_blocks * llm.startup.block_size
     lengths = sorted({min(n, room, pool // 2) for n in (128, 512, 2048, 8192)})
     long, middle = min(16_384, room, pool // 2), min(1024, max(room // 2, 1))
@@ -60,16 +70,18 @@ def default_points(bench: Bench) -> list[Point]:
             if b <= llm.max_num_seqs and b * (c + 64) <= pool * 0.95 and c > 0
         }
     )
-    mixed = [
-        Point(b, p, min(c, middle))
-        for b, p, c in ((4, 128, 128), (16, 512, 1024), (64, 2048, 1024))
-        if b < llm.max_num_seqs and p <= lengths[-1] and b + p <= bench.budget
-        if b * (c + 64) + p <= pool * 0.95
-    ]
+    mixed = {
+        (min(b, llm.max_num_seqs - 1), min(p, bench.budget // 2, lengths[-1]), min(128, middle))
+        for b, p in ((4, 128), (16, 512), (64, 2048))
+    }
     return [
         *(Point(0, p, 0) for p in lengths if p > 0),
         *(Point(b, 0, c) for b, c in decode),
-        *mixed,
+        *(
+            Point(*m)
+            for m in sorted(mixed)
+            if m[0] > 0 and m[0] * (m[2] + 64) + m[1] <= pool * 0.95
+        ),
     ]
 
 
@@ -222,6 +234,10 @@ def _calibrated(bench: Bench, samples: list[Sample], hand_overs: list[float]) ->
     hand_over = percentile(sorted(hand_overs), 0.5) if hand_overs else 0.0
     found.cost = replace(found.cost, hand_over=max(hand_over, 0.0))
     found.depth = bench.depth
+    config = bench.llm.config
+    found.asked = options_of(asdict(config))
+    limits = (config.max_model_len, config.max_num_seqs, config.num_blocks)
+    found.is_limited = any(v is not None for v in (*limits, config.memory_utilization))
     found.model_name = model_name(bench.llm.model_name)
     found.slots = bench.llm.max_num_seqs
     found.max_model_len = startup.max_model_len

@@ -185,6 +185,16 @@ def runs_folder() -> Path:
     )
 
 
+def new_path() -> Path:
+    """Where a run that begins is stored; its name is the run's id."""
+    return runs_folder() / f"{new_id()}.jsonl"
+
+
+def id_in(path: Path) -> str:
+    """Of the next run in a file: the file's name, where there is none yet."""
+    return new_id() if path.exists() else path.stem
+
+
 def find_run(name: str) -> Path:
     """The file of a run: a path, the id that was printed (or its start), or `last`.
 

@@ -106,6 +106,9 @@ def _row(summary: Summary) -> dict[str, Any]:
         "little": json["little"]["verdict"],
         "model_ratio": model["ratio"] if model else None,
         "sound": not summary.unsound,
+        "unsound": summary.unsound,
+        # as --until-ci asked; a load that diverged was ended before
+        "precise": json["window"]["is_overloaded"] or (json["until_ci"] or {}).get("reached", True),
         "overloaded": json["window"]["is_overloaded"],
         "compute_bound": bool((json["model_max"] or {}).get("is_compute_bound")),
     }
@@ -126,6 +129,7 @@ def table(result: SweepResult) -> list[str]:
             f"{number(r['e2e_p99_ms']):>9}{good:>9}{number(r['model_ratio']):>7}  {mark}"
             + ("" if r["sound"] else " unsound")
         )
+    lines += [f"unsound   {r['load']}: {why}" for r in result.rows for why in r["unsound"]]
     lines += _fit_lines(result)
     if result.best_under_slo is not None:
         best = result.best_under_slo

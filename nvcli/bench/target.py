@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import calibrate
 from nvcli.bench.engine_run import model_name
+from nvcli.config import MAX_NUM_SEQS
 
 if TYPE_CHECKING:
     from nvcli.bench.calibrate import Calibration
@@ -31,30 +32,34 @@ class Target:
 
 
 def own_vocabulary(name: str) -> tuple[int, int]:
-    """(token ids that may be used, longest context) of a model on this machine, without torch."""
+    """(token ids that may be used, longest context) of a model, without torch and weights."""
     from nvcli.models.config import ModelConfig
-    from nvcli.models.resolve import resolve_model
+    from nvcli.models.resolve import some_files
     from nvcli.text import Tokenizer
 
-    folder = resolve_model(name)
-    config = ModelConfig.from_hf(folder)
-    size = config.vocab_size
-    with contextlib.suppress(Exception):  # random weights need no tokenizer
-        size = min(size, Tokenizer.from_folder(folder).size)
+    with some_files(name, "*.json", "merges.txt", "vocab.txt") as folder:
+        config = ModelConfig.from_hf(folder)
+        size = config.vocab_size
+        with contextlib.suppress(Exception):  # random weights need no tokenizer
+            size = min(size, Tokenizer.from_folder(folder).size)
     return size, config.max_model_len
 
 
-def own_target(url: str, name: str, max_len: int | None) -> Target:
+def own_target(url: str, name: str, given: dict[str, Any]) -> Target:
+    """nvcli's own server at `url`, started with the engine's options that were given."""
     vocab_size, longest = own_vocabulary(name)
-    found = calibrate.find(model_name(name))
-    served = found.max_model_len if found is not None else None
+    found = calibrate.find(model_name(name), given.get("tensor_parallel_size", 1), given)
+    max_len = min(given.get("max_model_len") or longest, longest)
+    if found is not None:
+        found.slots = given.get("max_num_seqs") or MAX_NUM_SEQS["cuda" if found.depth else "cpu"]
     return Target(
         url,
         api_key=os.environ.get("NVCLI_API_KEY"),
         vocab_size=vocab_size,
-        max_len=min(v for v in (max_len, longest, served) if v is not None),
+        max_len=max_len,
         calibration=found,
         is_own=True,
+        engine={k: v for k, v in given.items() if k != "model"},
     )
 
 

@@ -107,7 +107,11 @@ def read_trace(path: Path) -> Trace:
     try:
         kind, entries, block_size = _parse(raw)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise UsageError(f"--trace {path}: {type(exc).__name__} in a row", param="trace") from exc
+        raise UsageError(
+            f"--trace {path} is no trace of Mooncake, Qwen-Bailian, Azure or BurstGPT "
+            f"({type(exc).__name__} in a row)",
+            param="trace",
+        ) from exc
     if not entries:
         raise UsageError(f"--trace {path} holds no requests", param="trace")
     entries.sort(key=lambda e: e.at_s)

@@ -24,6 +24,7 @@ from nvcli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LONGEST = 10_000_000  # tokens
 WARM = 64  # prompts of a warm run; more may not fit its cache
 
 
@@ -43,12 +44,13 @@ class Lengths:
         try:
             if name in ("geometric", "lognormal"):
                 a, b = float(rest[0]), float(rest[1]) if name == "lognormal" else 0.0
-                if len(rest) != (2 if name == "lognormal" else 1) or a < 1 or b < 0:
+                is_meant = 1 <= a <= LONGEST and 0 <= b <= 100  # which no NaN is
+                if len(rest) != (2 if name == "lognormal" else 1) or not is_meant:
                     raise ValueError
                 return cls(text, name, a, b)
             low = int(name)
             high = int(rest[0]) if rest else low
-            if len(rest) > 1 or not 1 <= low <= high:
+            if len(rest) > 1 or not 1 <= low <= high <= LONGEST:
                 raise ValueError
         except (ValueError, IndexError):
             raise UsageError(
@@ -61,13 +63,18 @@ class Lengths:
     def mean(self) -> float:
         return (self.a + self.b) / 2 if self.kind == "uniform" else self.a
 
+    @property
+    def least(self) -> int:
+        return int(self.a) if self.kind == "uniform" else 1
+
     def draw(self, rng: np.random.Generator) -> int:
         if self.kind == "uniform":
             return int(rng.integers(int(self.a), int(self.b) + 1))
         if self.kind == "geometric":
-            return int(rng.geometric(1 / self.a))
+            return min(int(rng.geometric(1 / self.a)), LONGEST)
         sigma = math.sqrt(math.log(1 + self.b**2))
-        return max(1, round(float(rng.lognormal(math.log(self.a) - sigma**2 / 2, sigma))))
+        drawn = float(rng.lognormal(math.log(self.a) - sigma**2 / 2, sigma))
+        return max(1, round(min(drawn, LONGEST)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,8 @@ class Workload:
     def __post_init__(self) -> None:
         if self.turns < 1:
             raise UsageError("--turns must be over 0", param="turns")
+        if self.seed < 0:
+            raise UsageError("--seed must not be negative", param="seed")
         if self.turns > 1 and (self.data != "random" or self.cache == "warm"):
             raise UsageError(
                 "--turns is for --data random with a cold or kept cache", param="turns"
@@ -179,6 +188,17 @@ class Workload:
         content = {**value, "data": self.data if self.data == "random" else digest_of(self.data)}
         digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         return {**value, "hash": digest[:6], "text": self.text}
+
+    def check_fits(self, max_len: int | None) -> None:
+        """Raises `UsageError` where no request would be as long as asked for."""
+        asked = parse_prefix(self.prefix)[0] + self.in_len.least
+        if self.data == "random" and max_len is not None and asked + self.out_len.least > max_len:
+            raise UsageError(
+                f"{asked:,} tokens in and {self.out_len.least:,} out do not fit the context, "
+                f"{max_len:,} tokens",
+                hint="Lower --in-len or --out-len, or raise --max-model-len.",
+                param="in_len",
+            )
 
     def requests(
         self, *, vocab_size: int, max_len: int | None = None, salt: int = 0

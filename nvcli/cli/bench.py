@@ -9,7 +9,7 @@ import typer
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli.app import Command, Group, settings_of
 from nvcli.cli.bench_bundles import OutputOptions, WorkloadOptions  # noqa: TC001
-from nvcli.cli.bench_shared import check_positive, finish, loaded
+from nvcli.cli.bench_shared import check_positive, finish, loaded, stored_run
 from nvcli.cli.bundles import bundled
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import UsageError
@@ -82,9 +82,10 @@ def bench(
     output.check()
     from nvcli.bench.offline import run_card
 
-    with loaded(engine.config(), screen) as model:
-        outcome = run_card(model, workload, progress=screen.note, seed=seed)
-    return finish(screen, outcome, output)
+    with stored_run() as path:
+        with loaded(engine.config(), screen) as model:
+            outcome = run_card(model, workload, progress=screen.note, seed=seed, path=path)
+        return finish(screen, outcome, output)
 
 
 @bench_app.command(cls=LatencyCommand)
@@ -107,9 +108,10 @@ def latency(
     output.check()
     from nvcli.bench.offline import run_latency
 
-    with loaded(engine.config(model_argument), screen) as model:
-        outcome = run_latency(model, repeats=repeat, seed=seed, progress=screen.note, path=None)
-    return finish(screen, outcome, output)
+    with stored_run() as path:
+        with loaded(engine.config(model_argument), screen) as model:
+            outcome = run_latency(model, repeats=repeat, seed=seed, progress=screen.note, path=path)
+        return finish(screen, outcome, output)
 
 
 @bench_app.command(cls=ThroughputCommand)
@@ -141,30 +143,29 @@ def throughput(
     from nvcli.bench.offline import run_throughput
     from nvcli.bench.precision import LONGEST_S
 
-    with loaded(engine.config(model_argument), screen) as model:
-        if requests is None and duration is None:
-            if until_ci is None:
-                requests = 64 if model.device == "cpu" else 512
-            else:
-                duration = LONGEST_S
-        outcome = None
-        for _ in range(repeat):
-            outcome = run_throughput(
-                model,
-                chosen,
-                concurrency=concurrency or model.llm.max_num_seqs,
-                num_requests=requests,
-                duration_s=duration,
-                until_ci=until_ci,
-                warmup=warmup,
-                slo=slo or {},
-                with_gpu=gpu_metrics,
-                path=outcome.path if outcome is not None else None,
-            )
-            if outcome.was_interrupted:
-                break
-    assert outcome is not None, "at least one run"
-    return finish(screen, outcome, output)
+    with stored_run() as path:
+        with loaded(engine.config(model_argument), screen) as model:
+            if requests is None and duration is None:
+                if until_ci is None:
+                    requests = 64 if model.device == "cpu" else 512
+                else:
+                    duration = LONGEST_S
+            for _ in range(repeat):
+                outcome = run_throughput(
+                    model,
+                    chosen,
+                    concurrency=concurrency or model.llm.max_num_seqs,
+                    num_requests=requests,
+                    duration_s=duration,
+                    until_ci=until_ci,
+                    warmup=warmup,
+                    slo=slo or {},
+                    with_gpu=gpu_metrics,
+                    path=path,
+                )
+                if outcome.was_interrupted:
+                    break
+        return finish(screen, outcome, output)
 
 
 @functools.cache

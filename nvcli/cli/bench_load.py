@@ -9,7 +9,14 @@ import typer  # noqa: TC002 - Typer reads the annotations
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bench_bundles import ClientOptions, OutputOptions, WorkloadOptions  # noqa: TC001
-from nvcli.cli.bench_shared import check_positive, check_schedule, finish, print_lines
+from nvcli.cli.bench_shared import (
+    KEPT,
+    check_positive,
+    check_schedule,
+    finish,
+    print_lines,
+    stored_run,
+)
 from nvcli.cli.bench_target import client_options, measure, most_at_once, target_of
 from nvcli.cli.bundles import bundled
 from nvcli.cli.console import print_text
@@ -102,11 +109,12 @@ def serve(
         point.trace = read_trace(trace).paced(speed=speed or 1.0, jitter=jitter, seed=workload.seed)
     if arrival is not None:
         point.arrival = arrival
-    with target_of(url, client.served_model_name, engine, screen) as target:
-        path, was_interrupted = measure(target, chosen, [point] * repeat, "serve", screen)
     from nvcli.bench.offline import Outcome
 
-    return finish(screen, Outcome(path, was_interrupted), output)
+    with stored_run() as path:
+        with target_of(url, client.served_model_name, engine, screen) as target:
+            was_interrupted = measure(target, chosen, [point] * repeat, "serve", path, screen)
+        return finish(screen, Outcome(path, was_interrupted), output)
 
 
 @bundled
@@ -119,13 +127,15 @@ def sweep(
     rates: opts.RatesOpt = None,
     arrival: opts.ArrivalOpt = None,
     duration: opts.DurationOpt = None,
+    until_ci: opts.UntilOpt = None,
     workload: WorkloadOptions,
     client: ClientOptions,
     output: OutputOptions,
 ) -> int:
     """Climb a ladder of loads: throughput, latency, the knee, the most under the limits.
 
-    Every rung takes --duration (default 20s); the ladder ends where it gives no more.
+    Every rung takes --duration (default 20s), or as long as --until-ci asks; the ladder ends where
+    it gives no more.
     """
     screen = settings_of(ctx).screen()
     check_positive(duration=duration, timeout=client.timeout)
@@ -136,25 +146,35 @@ def sweep(
     chosen = client_options(client, workload.workload(), engine)
     output.check()
     from nvcli.bench.online import Point
+    from nvcli.bench.precision import LONGEST_S
     from nvcli.bench.sweep import ladder
 
-    seconds = duration or RUNG_S
+    seconds = duration or (RUNG_S if until_ci is None else LONGEST_S)
     for rung in rates or ():
         check_schedule(rung, seconds, None)
     check_positive(concurrency=max(concurrencies or [1]))
-    with target_of(url, client.served_model_name, engine, screen) as target:
-        points = [Point(rate=r, duration_s=seconds) for r in rates or ()]
-        for point in points:
-            if arrival is not None:
-                point.arrival = arrival
-        if not rates:
-            top = most_at_once(target.calibration, chosen.workload) or engine.max_num_seqs or 64
-            steps = concurrencies or ladder(top)
-            points = [Point(concurrency=int(n), duration_s=seconds) for n in steps]
-        path, was_interrupted = measure(
-            target, chosen, points, "sweep", screen, stops_early=not (concurrencies or rates)
-        )
-    return _show_sweep(screen, path, output, was_interrupted=was_interrupted)
+    with stored_run() as path:
+        with target_of(url, client.served_model_name, engine, screen) as target:
+            points = [Point(rate=r, duration_s=seconds, until_ci=until_ci) for r in rates or ()]
+            for point in points:
+                if arrival is not None:
+                    point.arrival = arrival
+            if not rates:
+                top = most_at_once(target.calibration, chosen.workload) or engine.max_num_seqs or 64
+                steps = concurrencies or ladder(top)
+                points = [
+                    Point(concurrency=int(n), duration_s=seconds, until_ci=until_ci) for n in steps
+                ]
+            was_interrupted = measure(
+                target,
+                chosen,
+                points,
+                "sweep",
+                path,
+                screen,
+                stops_early=not (concurrencies or rates),
+            )
+        return _show_sweep(screen, path, output, was_interrupted=was_interrupted)
 
 
 def _show_sweep(screen: Screen, path: Path, output: OutputOptions, *, was_interrupted: bool) -> int:
@@ -173,8 +193,10 @@ def _show_sweep(screen: Screen, path: Path, output: OutputOptions, *, was_interr
         print_lines(screen, sweep.table(result))
     screen.note(f"saved as {path.stem}; 'nvcli bench report {path.stem}' shows every point")
     if was_interrupted:
-        raise InterruptedRunError("interrupted; what was measured is kept")
-    if all(not row["sound"] for row in result.rows):
+        raise InterruptedRunError(KEPT)
+    if all(not row["sound"] for row in result.rows) or any(
+        not row["precise"] for row in result.rows
+    ):
         return 6
     has_slo = any(row["has_slo"] for row in result.rows)
     return 5 if has_slo and result.best_under_slo is None else 0

@@ -41,8 +41,8 @@ def _parse_cache(text: str) -> str:
 
 
 def _parse_share(text: str) -> float:
-    value = float(str(text).removesuffix("%")) / 100
-    if not 0 < value < 1:
+    value = float(text.removesuffix("%")) / 100
+    if not text.endswith("%") or not 0 < value < 1:  # 0.05 may be meant as 5% or as it stands
         raise ValueError
     return value
 
@@ -59,7 +59,14 @@ def _parse_arrival(text: str) -> Any:
 
 def _parse_list(text: str) -> list[float]:
     values = [float(part) for part in text.split(",")]
-    if not values or not all(0 < v < 1e9 for v in values):
+    if not all(0 < v < 1e9 for v in values):
+        raise ValueError
+    return values
+
+
+def _parse_numbers(text: str) -> list[int]:
+    values = [int(part) for part in text.split(",")]
+    if not all(0 < v < 1e9 for v in values):
         raise ValueError
     return values
 
@@ -322,7 +329,7 @@ ConcurrenciesOpt = Annotated[
     Any,
     option(
         "--concurrencies",
-        parser=parser(_parse_list, "a list of numbers"),
+        parser=parser(_parse_numbers, "a list of whole numbers"),
         metavar="N,N,...",
         group=LOAD,
         help="The ladder of a closed loop; default: 1, 2, 4, ... to the server's slots.",

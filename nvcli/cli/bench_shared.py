@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nvcli.repl.screen import Screen
 
 
+KEPT = "interrupted; what was measured is kept"
 MOST = {"concurrency": 100_000, "repeat": 10_000, "max_num_seqs": 1_000_000}
 MOST_REQUESTS = 20_000_000  # an open loop's schedule is made before the start
 
@@ -45,6 +46,24 @@ def check_schedule(rate: float, seconds: float | None, requests: int | None) -> 
 
 
 @contextlib.contextmanager
+def stored_run() -> Iterator[Path]:
+    """The file of a run that begins. Ctrl-C at its end, while a server stops or a report is made,
+    finds the run stored, and says so.
+    """
+    from nvcli.bench.record import new_path
+
+    path = new_path()
+    try:
+        yield path
+    except KeyboardInterrupt:
+        if not path.exists():
+            raise
+        raise InterruptedRunError(
+            KEPT, hint=f"'nvcli bench report {path.stem}' shows it."
+        ) from None
+
+
+@contextlib.contextmanager
 def loaded(config: EngineConfig, screen: Screen) -> Iterator[Bench]:
     """The model in this process, closed at the end."""
     from nvcli.cli.console import Spinner
@@ -63,7 +82,7 @@ def finish(screen: Screen, outcome: Outcome, output: OutputOptions) -> int:
     code = show(screen, outcome.path, output)
     screen.note(f"saved as {outcome.path.stem}; 'nvcli bench report {outcome.path.stem}'")
     if outcome.was_interrupted:
-        raise InterruptedRunError("interrupted; what was measured is kept")
+        raise InterruptedRunError(KEPT)
     return code
 
 

@@ -67,9 +67,7 @@ def target_of(
 
     screen.note("starting nvcli serve")
     with own_server(server_flags(fields)) as own:
-        target = own_target(own, engine.model or DEFAULT_MODEL, fields.get("max_model_len"))
-        target.engine = {k: v for k, v in fields.items() if k != "model"}
-        yield target
+        yield own_target(own, engine.model or DEFAULT_MODEL, fields)
 
 
 def _clean_url(url: str) -> str:
@@ -101,18 +99,18 @@ def measure(
     chosen: Options,
     points: Sequence[Point],
     command: str,
+    path: Path,
     screen: Screen,
     *,
     stops_early: bool = False,
-) -> tuple[Path, bool]:
-    """Run the points into one file; the file, and whether Ctrl-C ended it."""
+) -> bool:
+    """Run the points into one file; whether Ctrl-C ended it."""
     from nvcli.bench.ceiling import client_ceiling
     from nvcli.bench.online import Session
-    from nvcli.bench.record import new_id, read_runs, runs_folder
+    from nvcli.bench.record import read_runs
     from nvcli.bench.summary import summarize
     from nvcli.bench.sweep import is_saturated
 
-    path = runs_folder() / f"{new_id()}.jsonl"
     screen.note("measuring what the client can do")
     chosen.ceiling = client_ceiling()
 
@@ -131,8 +129,8 @@ def measure(
         return False
 
     try:
-        return path, asyncio.run(run())
+        return asyncio.run(run())
     except KeyboardInterrupt:  # between two loads: those before are kept
         if not path.exists():
             raise
-        return path, True
+        return True

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nvcli import kernels
+from nvcli.config import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from nvcli.engine.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype
 from nvcli.engine.device_state import DeviceState
 from nvcli.engine.kv_cache import (
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from nvcli.engine.step_runner import Model
     from nvcli.kernels.attention import AttentionBackend
     from nvcli.models.config import ModelConfig
-
-MAX_NUM_SEQS = {"cuda": 256, "cpu": 16}
-MAX_NUM_BATCHED_TOKENS = {"cuda": 16_384, "cpu": 1_024}
 
 
 @dataclass(frozen=True, slots=True)

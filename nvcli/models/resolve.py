@@ -4,12 +4,18 @@ a Hugging Face id, whose files are fetched once into the Hugging Face cache.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import ModelNotFoundError
 from nvcli.paths import expand_user
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 # All that an engine reads of a repository; weights in other formats are left where they are.
 FILE_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt"]
@@ -65,6 +71,26 @@ def find_local(name: str) -> Path | None:
         return None
 
 
+@contextlib.contextmanager
+def some_files(name: str, *files: str) -> Iterator[Path]:
+    """A folder with these files of `name`, for who needs no weights. What `resolve_model` would
+    fetch whole is fetched as far as asked for, and gone afterwards: half a model in the cache would
+    pass for one. The path of a config.json stands for its folder. Raises `ModelNotFoundError`.
+    """
+    path = expand_user(name)
+    if path.name == "config.json" and path.is_file():
+        yield path.parent
+    elif (folder := find_local(name)) is not None:
+        yield folder
+    elif _HUB_ID.fullmatch(name) is None:
+        yield resolve_model(name)  # which says what is wrong
+    else:
+        with tempfile.TemporaryDirectory(prefix="nvcli-") as temporary:
+            yield _download(
+                name, files, temporary, hint="a local folder or the path of its config.json"
+            )
+
+
 def fetch_model(name: str, *, is_quiet: bool = False) -> Path:
     """Fetch what is missing or has changed of a Hugging Face id. Raises `ModelNotFoundError`."""
     if _HUB_ID.fullmatch(name) is None:
@@ -90,7 +116,13 @@ def _from_hub(repo_id: str) -> Path:
         return _download(repo_id)
 
 
-def _download(repo_id: str) -> Path:
+def _download(
+    repo_id: str,
+    patterns: Sequence[str] = FILE_PATTERNS,
+    folder: str | None = None,
+    hint: str = "a local folder",
+) -> Path:
+    """Into the cache, or the folder."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -102,10 +134,11 @@ def _download(repo_id: str) -> Path:
     if constants.HF_HUB_OFFLINE:
         raise ModelNotFoundError(
             f"{repo_id} is not in the cache, and HF_HUB_OFFLINE forbids fetching it",
-            hint="Unset HF_HUB_OFFLINE or give a local folder.",
+            hint=f"Unset HF_HUB_OFFLINE or give {hint}.",
         )
     try:
-        return Path(snapshot_download(repo_id, allow_patterns=FILE_PATTERNS))
+        found = snapshot_download(repo_id, allow_patterns=list(patterns), local_dir=folder)
+        return Path(found)
     except GatedRepoError as error:
         raise ModelNotFoundError(
             f"{repo_id} is gated", hint="Accept its terms on its page and set HF_TOKEN."
@@ -118,7 +151,7 @@ def _download(repo_id: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFoundError(
             f"{repo_id} is not in the cache and could not be fetched ({_first_line(error)})",
-            hint="Check the network, or give a local folder.",
+            hint=f"Check the network, or give {hint}.",
         ) from error
 
 

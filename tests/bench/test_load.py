@@ -16,15 +16,25 @@ import pytest
 
 from nvcli.bench import metrics, precision
 from nvcli.bench.children import stub_server
-from nvcli.bench.client import Client, Endpoint, EventReader, new_record, probe, take_event
+from nvcli.bench.client import (
+    Client,
+    Endpoint,
+    EndpointError,
+    EventReader,
+    new_record,
+    probe,
+    served_model,
+    take_event,
+)
 from nvcli.bench.load_run import Load, LoadResult, LoadRun
 from nvcli.bench.online import Options, Point, Session
-from nvcli.bench.record import RequestRecord, read_runs
+from nvcli.bench.record import RequestRecord, Run, read_runs
 from nvcli.bench.selftest import Check
 from nvcli.bench.summary import summarize
 from nvcli.bench.target import Target, server_flags
 from nvcli.bench.workload import WARM, Arrival, Lengths, Planned, Workload
 from nvcli.errors import UsageError
+from tests.bench.runs import closed_loop
 from tests.cli.conftest import Cli
 from tests.waiting import PATIENCE_S, until
 
@@ -215,6 +225,86 @@ def test_sweep_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert found["fit"]["x1"] > 0
 
 
+def test_a_sweep_goes_on_until_each_rung_is_precise(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "FIRST_LOOK_S", 0.5)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    flags = ["--concurrencies", "4,8", "--in-len", "4", "--out-len", "4", "--json"]
+    with stub_server(10, 0, 2) as url:
+        result = cli("bench", "sweep", url, *flags, "--until-ci", "60%", "--duration", "60s")
+        assert result.code == 0, result.out
+        runs = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+        assert [run.header["until_ci"] for run in runs] == [0.6, 0.6]
+        assert all(run.end["wall_s"] < 50 for run in runs)
+        result = cli("bench", "sweep", url, *flags, "--until-ci", "0.001%", "--duration", "1s")
+    assert result.code == 6
+    assert not any(p["precise"] for p in json.loads(result.out)["points"])
+
+
+def test_lengths_beyond_the_context_are_refused_or_told() -> None:
+    workload = Workload(in_len=Lengths.parse("60:200"), out_len=Lengths.parse("8"))
+    workload.check_fits(None)
+    workload.check_fits(68)
+    with pytest.raises(
+        UsageError, match="60 tokens in and 8 out do not fit the context, 67 tokens"
+    ):
+        workload.check_fits(67)
+    Workload(in_len=Lengths.parse("geometric:5000")).check_fits(100)
+    records = list(closed_loop(20))  # 8 in, 4 out
+    header = {"model": {"max_model_len": 12}, "warmup": 0}
+    found = summarize(Run(header, records)).json["warnings"]
+    assert f"{len(records)} of {len(records)} requests fill the context of 12: cut to it" in found
+    assert not summarize(Run({"model": {"max_model_len": 13}}, records)).json["warnings"]
+
+
+def test_the_server_says_what_it_serves_and_how_long_its_context_is(tmp_path: Path) -> None:
+    listed = {"data": [{"id": "a", "max_model_len": 64}, {"id": "b", "max_model_len": 8}]}
+
+    class Listing:
+        endpoint = Endpoint("http://x", "")
+
+        def __init__(self, body: bytes | None) -> None:
+            self._body = body
+
+        async def get(self, path: str) -> bytes | None:
+            return self._body
+
+    def ask(body: bytes | None, name: str | None) -> dict[str, Any]:
+        return asyncio.run(served_model(Listing(body), name))  # type: ignore[arg-type]
+
+    body = json.dumps(listed).encode()
+    assert ask(body, None)["id"] == "a"
+    assert ask(body, "b")["max_model_len"] == 8
+    for odd in (None, b"<html>", b'{"data": [1]}', body):
+        assert ask(odd, "c") == {"id": "c"}
+    for odd in (None, b"<html>", b'{"data": []}'):
+        with pytest.raises(EndpointError):
+            ask(odd, None)
+
+
+def test_ctrl_c_while_the_report_is_made_tells_where_the_run_is(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvcli.cli import bench_shared
+
+    def show(*args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(bench_shared, "show", show)
+    flags = ["-c", "1", "--requests", "2", "--in-len", "4", "--out-len", "1", "-q"]
+    with stub_server(1, 0, 0) as url:
+        result = cli("bench", "serve", url, *flags)
+    assert (result.code, result.out) == (130, "")
+    path = next((tmp_path / "nvcli" / "bench").glob("*.jsonl"))
+    assert result.err == (
+        "nvcli: interrupted; what was measured is kept. "
+        f"'nvcli bench report {path.stem}' shows it.\n"
+    )
+    assert len(read_runs(path)[0].requests) == 2
+
+
 def test_conversations_grow_by_prompt_and_answer() -> None:
     """Two tokens said, three answered (the stub's are all 1), twice more: prompts of 2, 7, 12."""
     workload = Workload(in_len=Lengths.parse("2"), out_len=Lengths.parse("3"), turns=3)
@@ -358,6 +448,12 @@ BAD = [
     ["serve", "http://x", "--rate", "1", "--requests", "99999999999"],
     ["sweep", "http://x", "--rates", "1,1e8"],
     ["sweep", "http://x", "--concurrencies", "1,1e8"],
+    ["sweep", "http://x", "--concurrencies", "1,1.5"],
+    ["sweep", "http://x", "--until-ci", "0.05"],
+    ["serve", "http://x", "--in-len", "lognormal:100:nan"],
+    ["serve", "http://x", "--in-len", "geometric:1e300"],
+    ["serve", "http://x", "--seed", "-1"],
+    ["serve", "http://x", "--slo", "ttft=1s,ttft=2s"],
     ["serve", "http://x", "--turns", "0"],
     ["serve", "http://x", "--turns", "2", "--cache", "warm"],
     ["serve", "http://x", "--turns", "2", "--data", "jsonl:/nowhere"],

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from benchmarks.engine.workloads import SHAPES
+from nvcli.bench import calibrate
+from nvcli.bench.calibrate import Calibration
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
+from nvcli.bench.perf_model import Cost, Hardware, Shape
 from nvcli.bench.record import read_runs
 from nvcli.bench.summary import Summary, summarize
 from nvcli.bench.sweep import analyse, is_saturated, ladder, table
+from nvcli.models.resolve import demo_folder
 from tests.bench.runs import closed_loop, store
 from tests.cli.conftest import Cli
 
@@ -77,6 +81,61 @@ def test_plan_by_datasheet(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "beyond" in huge.out
 
 
+def test_plan_wants_a_config_and_lengths_that_fit(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((demo_folder() / "config.json").read_bytes())
+    for name in (folder, folder / "config.json"):  # no weights, no tokenizer
+        result = cli("bench", "plan", str(name), "--gpu", "H200", "--json")
+        assert (result.code, result.err) == (0, "")
+        assert json.loads(result.out)["model"] == "some-model"
+    result = cli(
+        "bench", "plan", str(folder), "--gpu", "H200", "--in-len", "2000", "--out-len", "49"
+    )
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "nvcli: 2,000 tokens in and 49 out do not fit the context of some-model, 2,048 tokens. "
+        "Lower --in-len or --out-len.\n"
+    )
+    assert cli("bench", "plan", str(folder), "--gpu", "H200", "--in-len", "1984").code == 0
+
+
+def test_a_plan_takes_a_calibration_of_the_same_engine(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    shape = Shape(256, 6, 4, 2, 128, 768, 4096, True, weight_bytes=4, kv_bytes=4)
+    cost = Cost(0.0, 0.5e-3, 3e-3, 3e-6, 1.4e-11, 1.75e-11, 3e-3, source="calibrated")
+    found = Calibration("k", shape, Hardware("a CPU", 1e10, 1e11), cost, 1024, model_name="demo")
+    found.max_b, found.max_S, found.max_p = 16, 16_384, 2048
+    found.slots, found.num_blocks, found.max_model_len = 3, 40, 256
+    found.asked = {"dtype": "bfloat16"}
+    calibrate.save(found)
+
+    def plan(*flags: str) -> dict[str, Any]:
+        result = cli("bench", "plan", "demo", *flags, "--json")
+        assert result.code == 0, result.err
+        return dict(json.loads(result.out))
+
+    assert calibrate.find("demo") is None
+    assert calibrate.find("demo", given={"dtype": "bfloat16", "max_num_seqs": 4}) is not None
+    assert calibrate.find("demo", 2, {"dtype": "bfloat16"}) is None
+    found.asked = {}
+    calibrate.save(found)
+    assert plan()["source"] == "calibrated"
+    assert plan()["l_max"] == 3
+    # It was measured with --max-num-seqs 3 --max-model-len 256: its costs hold, its limits do not.
+    found.is_limited = True
+    calibrate.save(found)
+    whole = plan("--in-len", "1000")
+    assert whole["source"] == "calibrated"
+    assert whole["l_max"] == 16
+    assert plan("--max-num-seqs", "5")["l_max"] == 5
+
+
 def test_sweep_finds_the_curve_it_was_made_of(tmp_path: Path) -> None:
     """Requests of 50 ms up to 4 places; with 8 places each takes 100 ms: the same rate."""
     path = tmp_path / "s.jsonl"
@@ -115,6 +174,7 @@ def row(load: str, n: float, x: float, **more: object) -> dict[str, Any]:
         "goodput": {"share_of_sent": 1.0, "slo_ms": {}},
         "little": {"verdict": "good"},
         "counts": {"sent": 9},
+        "until_ci": None,
         "model_rows": [],
         "model_max": {
             "slots": 64,

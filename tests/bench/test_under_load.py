@@ -99,7 +99,7 @@ def test_a_calibration_finds_what_the_device_costs(monkeypatch: pytest.MonkeyPat
     assert cost.lone == pytest.approx(true.lone, rel=0.02)
     assert cost.per_kv_token == pytest.approx(true.per_kv_token, rel=0.05)
     names = [row["name"] for row in measured.rows]
-    assert "decode b=16 at 1024 with a prompt of 512" in names
+    assert "mixed b=16 at 128 + 512" in names
 
 
 def test_a_load_that_is_short_measures_what_a_long_one_does(

@@ -159,6 +159,41 @@ def test_hub_id_is_fetched_once_and_only_what_is_needed(hub: str, tmp_path: Path
     assert len(Hub.sent) == 2
 
 
+def test_a_config_is_fetched_without_weights_and_leaves_no_half_model(
+    hub: str, tmp_path: Path
+) -> None:
+    code = (
+        "import sys\n"
+        "from nvcli.errors import NvcliError\n"
+        "from nvcli.models.resolve import find_local, some_files\n"
+        "try:\n"
+        "    with some_files(sys.argv[1], 'config.json') as folder:\n"
+        "        print((folder / 'config.json').read_text())\n"
+        "    print(folder.exists(), find_local(sys.argv[1]))\n"
+        "except NvcliError as error:\n    print(error); sys.exit(error.exit_code)\n"
+    )
+
+    def run(**env: str) -> str:
+        result = subprocess.run(
+            [sys.executable, "-c", code, "someone/tiny"],
+            env={"PATH": "/usr/bin:/bin", "HF_HUB_DISABLE_TELEMETRY": "1", **env},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert result.returncode in (0, 3), result.stderr
+        return result.stdout
+
+    found = run(HF_ENDPOINT=hub, HF_HOME=str(tmp_path))
+    assert found == FILES["config.json"].decode() + "\nFalse None\n"
+    assert Hub.sent == ["config.json"]
+    assert run(HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path)) == (
+        "someone/tiny is not in the cache, and HF_HUB_OFFLINE forbids fetching it. Unset "
+        "HF_HUB_OFFLINE or give a local folder or the path of its config.json.\n"
+    )
+
+
 def test_unknown_hub_id(hub: str, tmp_path: Path) -> None:
     result = resolve_in_process("someone/else", HF_ENDPOINT=hub, HF_HOME=str(tmp_path))
     assert result.returncode == 3
