@@ -57,7 +57,7 @@ def _held(op: str, tile: int, size: int, weight_rows: int) -> list[Tiles]:
 
 
 def _looped(op: str, tile: int, size: int, weight_rows: int) -> list[Tiles]:
-    if size <= 1024 and tile < LARGE_TILE:
+    if size <= 1024 and tile < LARGE_TILE and weight_rows // 64 <= MANY_PROGRAMS:
         return []  # held whole
     found = []
     for outputs, columns, stages, warps in LOOPS:

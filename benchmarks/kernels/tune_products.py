@@ -71,7 +71,7 @@ class Place:
 
 
 def places(model: str) -> list[Place]:
-    """The products of a layer, in order, those of experts aside."""
+    """The products of a layer, in order, those of experts aside; and the head."""
     shape = SHAPES[model]
     heads = shape.head_dim * shape.heads
     found = [
@@ -81,7 +81,7 @@ def places(model: str) -> list[Place]:
     if shape.moe is None:
         found.append(Place("gate_up", "swiglu", shape.hidden, shape.inner))
         found.append(Place("down", "addends", shape.inner, shape.hidden))
-    return found
+    return [*found, Place("head", "linear", shape.hidden, shape.vocab)]
 
 
 def compile_all(

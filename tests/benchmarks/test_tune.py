@@ -59,9 +59,12 @@ def test_places_are_the_products_of_a_layer() -> None:
         "o": (4096, 4096),
         "gate_up": (24_576, 4096),
         "down": (4096, 12_288),
+        "head": (151_936, 4096),
     }
-    total = sum(rows * columns for rows, columns in found.values())
-    assert total * shape.layers == shape.body_params
+    sizes = {name: rows * columns for name, (rows, columns) in found.items()}
+    assert sizes.pop("head") == shape.head_params
+    assert sum(sizes.values()) * shape.layers == shape.body_params
+    assert [place.name for place in places("qwen3-30b-a3b")] == ["qkv", "o", "head"]
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -124,7 +127,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     said: list[str] = []
     monkeypatch.setenv("NVCLI_RESULTS", str(tmp_path))
     monkeypatch.setenv("NVCLI_COMMIT", "test")
-    monkeypatch.setitem(SHAPES, "tiny", Shape(512, 1024, 2, 16, 8, tied=True))
+    monkeypatch.setitem(SHAPES, "tiny", Shape(512, 1024, 2, 16, 8, True, vocab=300))
     monkeypatch.setattr(tune, "say", said.append)
     monkeypatch.setattr(tune, "compile_all", lambda wanted, device, say: len(wanted))
     library = Place.run
@@ -148,18 +151,19 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def test_a_sweep_finds_checks_and_writes(no_gpu: list[str], tmp_path: Path) -> None:
     found = tune.tune_products(["tiny"], [8, 64], lambda: True, torch.device("cpu"))
-    assert {(e["op"], e["columns"]) for e in found} == {
-        ("linear", 512),
-        ("addends", 2048),
-        ("swiglu", 512),
-        ("addends", 1024),
+    assert {(e["op"], e["columns"], e["outputs"]) for e in found} == {
+        ("linear", 512, 4096),
+        ("addends", 2048, 512),
+        ("swiglu", 512, 1024),
+        ("addends", 1024, 512),
+        ("linear", 512, 300),
     }
     wrong = [line for line in no_gpu if line.startswith("WRONG: o ")]
     assert wrong
     assert not any("WRONG" in line and not line.startswith("WRONG: o ") for line in no_gpu)
     assert not any("failed" in line for line in no_gpu), no_gpu
     rows = [json.loads(line) for line in (tmp_path / "kernels.jsonl").read_text().splitlines()]
-    assert [row["config"]["product"] for row in rows] == ["qkv", "o", "gate_up", "down"]
+    assert [row["config"]["product"] for row in rows] == ["qkv", "o", "gate_up", "down", "head"]
     for row in rows:
         assert row["peer"] == "cuBLAS"
         for n in ("8", "64"):
@@ -176,7 +180,7 @@ def test_what_there_was_no_time_for_is_named(no_gpu: list[str]) -> None:
     found = tune.tune_products(["tiny"], [8, 64], lambda: next(looks, False), torch.device("cpu"))
     assert [e["rows"] for e in found] == [[2, 8]]
     assert "no time for tiny qkv of 64 rows and more" in no_gpu
-    assert [f"no time for tiny {name}" in no_gpu for name in ("o", "gate_up", "down")] == [True] * 3
+    assert [f"no time for tiny {name}" in no_gpu for name in ("o", "down", "head")] == [True] * 3
 
 
 # --- attention -----------------------------------------------------------------------------------
