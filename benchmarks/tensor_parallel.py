@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import all_reduce
 from benchmarks.engine.__main__ import HEADLINES, run_worker
 from benchmarks.engine.workloads import write_shape
 from benchmarks.rows import write_row
@@ -131,101 +131,6 @@ def check_equal(args: Namespace) -> bool:
 
 # --- reduce --------------------------------------------------------------------------------------
 
-SUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
-SUM_COLUMNS = 4096
-CHAIN = 20  # sums of a graph
-
-
-def reduce_rank(args: Namespace) -> None:
-    """One rank of the all-reduce stage; rank 0 writes the times."""
-    import torch
-
-    from nvcli.engine.peers import connect
-    from nvcli.parallel import TPGroup, find_store, make_store, prepare_environment
-
-    prepare_environment()
-    device = torch.device("cuda", args.rank) if args.device == "cuda" else torch.device("cpu")
-    if args.rank == 0:
-        store = make_store(args.size)
-        Path(args.folder, "port.tmp").write_text(str(store.port))
-        Path(args.folder, "port.tmp").rename(Path(args.folder, "port"))
-    else:
-        port = Path(args.folder, "port")
-        while not port.exists():
-            time.sleep(0.05)
-        store = find_store(int(port.read_text()), args.size)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    group = TPGroup.at(store, args.rank, args.size, device)
-    group.greet(device)
-    options = {"fuses_norm": True, "rows": max(SUM_ROWS)}
-    found: dict[str, Any] = {}
-    with torch.inference_mode():
-        found["sums"] = connect(group, SUM_COLUMNS, torch.bfloat16, device, **options)
-        for rows in SUM_ROWS:
-            found[str(rows)] = _time_sums(group, rows, device)
-    if args.rank == 0:
-        Path(args.result).write_text(json.dumps(found), encoding="utf-8")
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    sys.stdout.flush()
-    time.sleep(1)  # the others read their last result before the store goes
-    import os
-
-    os._exit(0)
-
-
-def _time_sums(group: Any, rows: int, device: Any) -> dict[str, Any]:
-    """Microseconds of each way, and whether ours has NCCL's bits, as it must between two."""
-    import torch
-
-    from nvcli import kernels
-
-    generator = torch.Generator().manual_seed(group.rank)
-    x = torch.randn(rows, SUM_COLUMNS, generator=generator).to(device, torch.bfloat16)
-    residual, weight = x[:1].expand(rows, -1).contiguous(), x[0].clone()
-    ways: dict[str, Any] = {
-        "library": lambda: group.library_sum(y),
-        "library_norm": lambda: kernels.add_rms_norm(group.library_sum(y), residual, weight, 1e-6),
-    }
-    short = group.short
-    if short is not None:
-        ways["ours"] = lambda: short.all_reduce(y)
-        ways["ours_norm"] = lambda: short.add_rms_norm(y, residual, weight, 1e-6)
-    times: dict[str, Any] = {"bytes": x.nbytes}
-    sums = {}
-    for name, way in ways.items():
-        y = x.clone()
-        way()
-        sums[name] = y.clone()
-        if device.type != "cuda":
-            times[name] = round(1e6 * _time(way, device, CHAIN), 2)
-            continue
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(CHAIN):
-                way()
-        times[name] = round(1e6 * _time(graph.replay, device, 20) / CHAIN, 2)
-    if "ours" in sums:
-        times["is_equal"] = torch.equal(sums["ours"], sums["library"])
-    return times
-
-
-def _time(work: Any, device: Any, count: int) -> float:
-    """The median over three rounds of the mean over `count` calls, in seconds."""
-    import torch
-
-    rounds = []
-    for _ in range(4):
-        start = time.perf_counter()
-        for _ in range(count):
-            work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        rounds.append((time.perf_counter() - start) / count)
-    return statistics.median(rounds[1:])
-
 
 def check_reduce(args: Namespace) -> bool:
     is_ok = True
@@ -253,41 +158,17 @@ def check_reduce(args: Namespace) -> bool:
                 is_ok = False
                 continue
             times = json.loads(result.read_text(encoding="utf-8"))
-        is_ok &= _tell_sums(size, times)
+        lines, is_right = all_reduce.table(size, times)
+        for line in lines:
+            say(f"reduce: {line}")
+        is_ok &= is_right
         write_row(
             "tensor_parallel",
             metrics=times,
             config={"stage": "reduce", "size": size, "device": args.device}
-            | {"dtype": "bfloat16", "columns": SUM_COLUMNS},
+            | {"dtype": "bfloat16", "columns": all_reduce.COLUMNS},
         )
     return is_ok
-
-
-def _tell_sums(size: int, times: dict[str, Any]) -> bool:
-    """A table, and what it says about `parallel.SHORT_BYTES`; -> whether ours are right."""
-    say(f"reduce: {size} ranks, rows of {SUM_COLUMNS} in bf16, us; sums: {times['sums']}")
-    names = ("library", "ours", "library_norm", "ours_norm")
-    say("".join(f"{name:>14}" for name in ("rows", "bytes", *names)))
-    rows = {n: times[str(n)] for n in SUM_ROWS}
-    for n, found in rows.items():
-        say(
-            "".join(
-                f"{value:>14}" for value in (n, *(found.get(k, "-") for k in ("bytes", *names)))
-            )
-        )
-    if "ours" not in rows[1]:
-        return True
-    ahead = 0
-    for n, found in rows.items():
-        if found["ours_norm"] > found["library_norm"]:
-            break
-        ahead = n
-    pushed = ahead * (size - 1) * SUM_COLUMNS * 4
-    say(f"reduce: with the norm ours is ahead up to {ahead} rows: SHORT_BYTES = {pushed}")
-    wrong = [n for n, found in rows.items() if size == 2 and not found["is_equal"]]
-    if wrong:
-        say(f"reduce: ours has other bits than NCCL's at {wrong} rows")
-    return not wrong
 
 
 # --- speed ---------------------------------------------------------------------------------------
@@ -384,7 +265,7 @@ def main() -> int:
         parser.add_argument(name, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        {"answer": answer, "reduce-rank": reduce_rank}[args.worker](args)
+        {"answer": answer, "reduce-rank": all_reduce.run_rank}[args.worker](args)
         return 0
     checks = {"equal": check_equal, "reduce": check_reduce, "speed": check_speed}
     if unknown := set(args.stages) - set(checks):

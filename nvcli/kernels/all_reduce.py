@@ -106,7 +106,7 @@ def _all_reduce_kernel(  # type: ignore[no-untyped-def]
 
     # 2. To every inbox. This rank's own could be left out, but Triton 3.6 does not compile that
     # branch for eight ranks.
-    count = tl.load(count_ptr + row) + 1
+    count = tl.load(count_ptr + row, volatile=True) + 1
     number = count.to(ELEMENT).to(WORD)
     x = tl.load(x_ptr + row * E + columns, mask=mask, other=0.0)
     residual = tl.zeros([E_POW2], tl.float32)
@@ -179,6 +179,7 @@ class ShortSums:
         self._count = torch.zeros(rows, dtype=torch.int32, device=device)
         is_cuda = device.type == "cuda"
         self._stop = torch.zeros(1, dtype=torch.int32, pin_memory=is_cuda)  # kernels read it there
+        self._stop_word = self._stop.numpy()  # looked at once a step
 
     @staticmethod
     def inbox_bytes(size: int, rows: int, columns: int, dtype: torch.dtype) -> int:
@@ -224,12 +225,12 @@ class ShortSums:
 
     def stop(self) -> None:
         """End all waits, now and in future; what is summed then is rubbish. From any thread."""
-        self._stop[0] = STOPPED
+        self._stop_word[0] = STOPPED
 
     @property
     def gave_up(self) -> bool:
         """Whether a wait that has ended lasted too long."""
-        return int(self._stop[0]) == GAVE_UP
+        return bool(self._stop_word[0] == GAVE_UP)
 
     def close(self) -> None:
         """Give the memory back. Nothing may be summed any more, by a captured graph either."""

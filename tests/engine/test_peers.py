@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nvcli import kernels
-from nvcli.engine import cuda_graph, peers
+from nvcli.engine import cuda_graph, peer_memory, peers
 from nvcli.errors import EngineClosedError, UsageError
 from nvcli.kernels import all_reduce, compiling
 from nvcli.parallel import TPGroup, find_store, make_store
@@ -340,10 +340,10 @@ class Library:
 
 def test_memory_is_shared_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
-    monkeypatch.setattr(peers.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(peer_memory.ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(peers, "_finish", lambda device: None)
-    memory = peers.PeerMemory(CPU)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    memory = peer_memory.PeerMemory(CPU)
     memory.allocate(24)
     assert library.memory == {memory.address: bytes(24)}
     assert len(memory.handle) == 64
