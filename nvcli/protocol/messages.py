@@ -22,6 +22,12 @@ _ACCEPTED = (
     "anthropic_version",
     "anthropic_beta",
 )
+_REFUSED = {
+    "output_config": "is not supported; use response_format or thinking",
+    "output_format": "is not supported; use response_format",
+    "context_management": "is not supported",
+    "mcp_servers": "is not supported here; /v1/responses and chat completions take MCP tools",
+}
 
 
 def parse_messages_request(
@@ -29,6 +35,9 @@ def parse_messages_request(
 ) -> ChatRequest:
     """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
     fields = Fields(body)
+    for name, reason in _REFUSED.items():
+        if fields.get(name) is not None:
+            fields.refuse(name, reason)
     model = fields.text("model")
     messages = _messages(fields)
     sampling = read_sampling(fields)
@@ -50,8 +59,6 @@ def parse_messages_request(
         adapts = isinstance(fields.get("thinking"), dict)
         thinking = Thinking(adapts, thinking.budget, thinking.is_shown)
     check_sampling(sampling)
-    if fields.get("output_config") is not None:
-        fields.refuse("output_config", "is not supported; use response_format or thinking")
     structure = read_structure(fields)
     tools = _tools(fields)
     last = messages[-1]

@@ -148,6 +148,9 @@ def test_ends(connect: Any) -> None:
         {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}},
         {"extra_body": {"temperature": 9}},
         {"stop_sequences": [""]},
+        {"extra_body": {"mcp_servers": [{"type": "url", "url": "https://x.example", "name": "x"}]}},
+        {"extra_body": {"context_management": {"edits": []}}},
+        {"extra_body": {"output_format": {"type": "json_schema", "schema": {}}}},
     ],
 )
 def test_bad_requests(connect: Any, fields: dict[str, Any]) -> None:
