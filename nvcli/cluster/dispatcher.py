@@ -21,12 +21,12 @@ from nvcli.engine.engine import EngineStats
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineError
 from nvcli.server.wire import unpack_output
+from nvcli.types import FinishReason, RequestOutput
 
 if TYPE_CHECKING:
     from nvcli.cluster.replica import Group
     from nvcli.cluster.routing import Call, Router, Slot
     from nvcli.errors import EngineClosedError, NvcliError
-    from nvcli.types import RequestOutput
 
     Told = list[tuple[Call, list[RequestOutput]]]  # what is new, and for whom
 
@@ -84,18 +84,19 @@ class Dispatcher:
             self._calls[call.request_id] = call
             self._place(call)
 
-    def abort(self, request_id: str) -> None:
-        """Its sink hears nothing more."""
+    def abort(self, request_id: str) -> Told:
+        """-> its last outputs; its replica is not waited for."""
         with self._changed:
             call = self._calls.pop(request_id, None)
             if call is None:
-                return
+                return []
             for slot in (*self.slots, *self.leaving):
                 if slot.calls.pop(call.ticket, None) is not None:
                     slot.actor.abort.remote(call.ticket)
                 if slot.suspect is call:
                     slot.suspect = None
             self._go_on()
+            return [(call, _aborted(call))]
 
     def _place(self, call: Call) -> None:
         """Send it to a replica, or let it wait for one. Holds the lock."""
@@ -266,6 +267,13 @@ class Dispatcher:
             calls, self._calls = self._calls, {}
             self._changed.notify_all()
             return [(call, _failed(call, error)) for call in calls.values()]
+
+
+def _aborted(call: Call) -> list[RequestOutput]:
+    return [
+        RequestOutput(request_id=call.request_id, index=index, finish_reason=FinishReason.ABORT)
+        for index in sorted(call.open_indices)
+    ]
 
 
 def _failed(call: Call, error: NvcliError) -> list[RequestOutput]:

@@ -18,7 +18,7 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from nvcli.engine.engine_thread import error_outputs
-from nvcli.errors import EngineClosedError, NvcliError, TokenizerError
+from nvcli.errors import EngineClosedError, EngineError, NvcliError, TokenizerError
 from nvcli.server.engine_worker import describe
 from nvcli.server.wire import pack_output
 
@@ -42,6 +42,7 @@ class Replica:
         self._llm: Any = None
         self._groups: list[Group] = []
         self._is_ending = False
+        self._compiling: set[str] = set()  # tickets whose grammar is not ready
 
     async def hello(self) -> None:
         """Answered once Ray has placed and started the actor."""
@@ -72,11 +73,19 @@ class Replica:
             self._loop.call_soon_threadsafe(self._give, ticket, packed, is_over)
 
         try:
-            if spec is not None:
-                request.grammar = self._llm.compile_grammar(spec)
+            if spec is not None:  # it may take seconds, in which others are answered
+                self._compiling.add(ticket)
+                request.grammar = await asyncio.to_thread(self._llm.compile_grammar, spec)
+                if ticket not in self._compiling:
+                    return  # it was aborted
             self._llm.submit(request, sink)
         except NvcliError as error:
             sink(error_outputs(ticket, set(range(request.params.n)), error))
+        except Exception as bug:  # noqa: BLE001 - Ray would keep it to itself
+            wrapped = EngineError(f"the request could not be added: {bug!r}")
+            sink(error_outputs(ticket, set(range(request.params.n)), wrapped))
+        finally:
+            self._compiling.discard(ticket)
 
     def _give(self, ticket: str, packed: list[Any], is_over: bool) -> None:
         if is_over and not self._is_ending:
@@ -96,6 +105,7 @@ class Replica:
         return groups, astuple(self._llm.stats())
 
     async def abort(self, ticket: str) -> None:
+        self._compiling.discard(ticket)
         self._llm.abort(ticket)
 
     async def end(self) -> None:

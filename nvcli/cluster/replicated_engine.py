@@ -135,8 +135,8 @@ class ReplicatedEngine(DescribedEngine):
         )
 
     def abort(self, request_id: str) -> None:
-        """Its sink hears nothing more."""
-        self.dispatcher.abort(request_id)
+        """Its sink hears the end, with reason `abort`, before this returns."""
+        self._tell(self.dispatcher.abort(request_id))
 
     # --- answers ----------------------------------------------------------------------------------
 

@@ -103,9 +103,12 @@ class GrammarCompiler:
         matcher = self._library.LLMatcher(
             self._vocabulary, spec.source, log_level=0, limits=self._limits
         )
+        if not matcher.is_error():
+            # The first mask may take a second. The copies that sequences get find it made, and what
+            # nothing can match is known by it.
+            _next_mask(matcher, self.num_words)
         if matcher.is_error():
-            reason = " ".join(matcher.get_error().split()) or "it cannot be compiled"
-            raise GrammarError(f"{spec.param}: {reason[:500]}", param=spec.param)
+            raise GrammarError(f"{spec.param}: {_reason(matcher)}", param=spec.param)
         grammar = Grammar(self, matcher, spec)
         with self._lock:
             self._cache[spec] = grammar
@@ -187,15 +190,28 @@ class Constraint:
         return self._compiler.mask_without(forbidden)
 
     def _grammar_mask(self) -> Mask:
-        import numpy as np
-        from llguidance.numpy import fill_next_token_bitmask
-
-        mask = np.zeros(self._compiler.num_words, np.int32)
-        fill_next_token_bitmask(self._matcher, mask.reshape(1, -1), 0)
+        mask = _next_mask(self._matcher, self._compiler.num_words)
         if self._matcher.is_error():
-            reason = " ".join(self._matcher.get_error().split())
-            raise RequestError(f"the grammar is too complex: {reason[:300]}")
+            raise RequestError(f"the grammar is too complex: {_reason(self._matcher)}")
         return mask
+
+
+def _next_mask(matcher: Any, num_words: int) -> Mask:
+    """The ids that the grammar allows next; none, and an error in the matcher, where it fails."""
+    import numpy as np
+    from llguidance.numpy import fill_next_token_bitmask
+
+    mask = np.zeros(num_words, np.int32)
+    fill_next_token_bitmask(matcher, mask.reshape(1, -1), 0)
+    return mask
+
+
+def _reason(matcher: Any) -> str:
+    """What llguidance says of its error, on one line."""
+    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    if reason == "NoExtensionBias":
+        return "nothing can match it"
+    return reason[:500] or "it cannot be compiled"
 
 
 def _bit(token_id: int) -> int:

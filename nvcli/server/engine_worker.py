@@ -15,11 +15,12 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from nvcli.engine.engine_thread import error_outputs
-from nvcli.errors import NvcliError
+from nvcli.errors import EngineError, NvcliError
 from nvcli.server.wire import encode, pack_output, read_frame
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _PARENT_INTERVAL_S = 0.5
 _STATS_INTERVAL_S = 0.25
+COMPILERS = 2  # grammars at once, beside the engine's thread
 
 Group = tuple[str, list[Any]]
 
@@ -53,6 +55,9 @@ class Worker:
         self._sock = sock
         self._llm = llm
         self._groups: queue.SimpleQueue[Group | None] = queue.SimpleQueue()
+        self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="nvcli-grammar")
+        self._lock = threading.Lock()
+        self._compiling: dict[str, bool] = {}  # requests without their grammar yet: aborted or not
 
     def run(self) -> None:
         """Until the parent says so or is gone."""
@@ -64,21 +69,50 @@ class Worker:
                 if kind == "submit":
                     self._submit(*value)
                 else:
-                    self._llm.abort(value)
+                    self._abort(value)
         except (EOFError, OSError):  # the parent is gone
             os._exit(1)
         self._llm.close()
 
     def _submit(self, request: Any, spec: Any) -> None:
+        if spec is None:
+            self._start(request)
+            return
+        with self._lock:  # a grammar may take seconds, in which other requests come and go
+            self._compiling[request.request_id] = False
+        self._compilers.submit(self._compile, request, spec)
+
+    def _compile(self, request: Any, spec: Any) -> None:
+        error: NvcliError | None = None
+        try:
+            request.grammar = self._llm.compile_grammar(spec)
+        except NvcliError as exc:
+            error = exc
+        except Exception as exc:  # noqa: BLE001 - a bug: this request tells of it
+            error = EngineError(f"the grammar could not be compiled: {exc!r}")
+        self._start(request, error)
+        with self._lock:
+            is_aborted = self._compiling.pop(request.request_id)
+        if is_aborted:
+            self._llm.abort(request.request_id)
+
+    def _start(self, request: Any, error: NvcliError | None = None) -> None:
         def sink(outputs: list[RequestOutput]) -> None:
             self._groups.put((request.request_id, [pack_output(output) for output in outputs]))
 
         try:
-            if spec is not None:
-                request.grammar = self._llm.compile_grammar(spec)
+            if error is not None:
+                raise error
             self._llm.submit(request, sink)
-        except NvcliError as error:
-            sink(error_outputs(request.request_id, set(range(request.params.n)), error))
+        except NvcliError as exc:
+            sink(error_outputs(request.request_id, set(range(request.params.n)), exc))
+
+    def _abort(self, request_id: str) -> None:
+        with self._lock:
+            if request_id in self._compiling:
+                self._compiling[request_id] = True
+                return
+        self._llm.abort(request_id)
 
     def _send(self) -> None:
         """Whatever the engine has given since the last frame goes out as one."""

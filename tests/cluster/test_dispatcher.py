@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import pickle
-import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.cluster.dispatcher import Dispatcher
-from nvcli.cluster.replica import Replica
 from nvcli.cluster.routing import (
     GROWTH,
     MAX_PREFIXES,
@@ -24,12 +19,9 @@ from nvcli.cluster.routing import (
     Slot,
     prefix_keys,
 )
-from nvcli.config import EngineConfig
-from nvcli.engine.engine import Request
 from nvcli.errors import EngineClosedError
 from nvcli.server.wire import pack_output
-from nvcli.types import FinishReason, RequestOutput, SamplingParams
-from tests.server.scripted_llm import ScriptedLLM, make_tokenizer
+from nvcli.types import FinishReason, RequestOutput
 from tests.waiting import PATIENCE_S
 
 BLOCK_SIZE = 16
@@ -318,9 +310,27 @@ def test_an_abort_reaches_a_replaced_replica() -> None:
     dispatcher.add(left := call("left"))
     ticket = left.ticket
     dispatcher.replace(old, Slot(0, Actor(), is_up=True))
-    dispatcher.abort("left")
+    ((aborted, outputs),) = dispatcher.abort("left")
+    assert aborted is left
+    assert [output.finish_reason for output in outputs] == [FinishReason.ABORT]
     assert old.actor.calls[-1] == ("abort", ticket)
     assert dispatcher.wait_drained(old, 0.0)
+
+
+def test_an_abort_ends_what_is_open_and_only_once() -> None:
+    """Whoever counts open sequences hears of each; what the replica says later is nobody's."""
+    dispatcher, (slot,) = make(1)
+    dispatcher.add(some := call("some", n=3))
+    dispatcher.take(slot, [group(some, index=1)], stats())
+    ((_, outputs),) = dispatcher.abort("some")
+    assert [output.index for output in outputs] == [0, 2]
+    assert all(output.is_finished for output in outputs)
+    assert dispatcher.abort("some") == []
+    assert dispatcher.take(slot, [group(some, index=0)], stats()) == []
+    dispatcher.stand_down(slot)
+    dispatcher.add(call("queued"))
+    ((_, outputs),) = dispatcher.abort("queued")
+    assert [output.finish_reason for output in outputs] == [FinishReason.ABORT]
 
 
 def test_a_suspect_that_waits_is_not_left_behind() -> None:
@@ -350,27 +360,6 @@ def test_a_request_goes_with_its_age() -> None:
     name, ticket, frame, age_s = slot.actor.calls[0]
     assert (name, ticket, frame) == ("submit", old.ticket, b"")
     assert 100.0 <= age_s < 100.0 + PATIENCE_S
-
-
-def test_a_replica_takes_the_age_for_its_own_clock(tmp_path: Path) -> None:
-    llm = ScriptedLLM(make_tokenizer(tmp_path), lambda _: [5], folder=tmp_path)
-    replica = Replica(EngineConfig(model="x"), lambda _: llm)
-    request = Request(
-        request_id="r",
-        prompt_token_ids=[5, 6, 7],
-        params=SamplingParams(max_tokens=2),
-        arrival=1e12,
-    )
-
-    async def run() -> None:
-        assert (await replica.load())[0] == "loaded"
-        await replica.submit("t0", pickle.dumps((request, None)), 100.0)
-
-    asyncio.run(run())
-    (taken,) = llm.requests
-    assert taken.request_id == "t0"
-    assert 100.0 <= time.monotonic() - taken.arrival < 100.0 + PATIENCE_S
-    llm.close()
 
 
 def test_the_end_is_told_once() -> None:

@@ -136,15 +136,16 @@ def test_a_stream_that_has_begun_ends_with_an_error(
     check(ask(engine, prompts := prompts_of(3)), prompts)
 
 
-def test_an_abort_is_not_answered(make: Callable[..., ReplicatedEngine]) -> None:
+def test_an_abort_is_the_last_that_is_heard(make: Callable[..., ReplicatedEngine]) -> None:
     engine = make(1, delay_s=0.3)
-    heard: list[Any] = []
+    heard: list[RequestOutput] = []
     params = SamplingParams(temperature=0.0, max_tokens=8)
-    engine.submit(Request(request_id="x", prompt_token_ids=[5, 6], params=params), heard.append)
+    engine.submit(Request(request_id="x", prompt_token_ids=[5, 6], params=params), heard.extend)
     engine.abort("x")
     prompts = prompts_of(3)
     check(ask(engine, prompts), prompts)
-    assert heard == []
+    assert [output.finish_reason for output in heard if output.is_finished] == [FinishReason.ABORT]
+    assert heard[-1].is_finished
 
 
 def test_what_cannot_be_loaded_is_told_as_ever(make: Callable[..., ReplicatedEngine]) -> None:

@@ -47,6 +47,15 @@ def test_serve_over_replicas(cluster: Any, tmp_path: Path) -> None:
         until(lambda: metric(client, "vllm:prefix_cache_queries_total") >= 8 * 8)
         until(lambda: metric(client, "nvcli:num_requests_running") == 0)
         assert metric(client, "nvcli:kv_blocks_free") == metric(client, "nvcli:kv_blocks")
+        for _ in range(3):  # a client that leaves frees what was counted for it
+            body = {"model": "demo", "prompt": "x", "max_tokens": 2000, "ignore_eos": True}
+            with client.stream(
+                "POST", "/v1/completions", json={**body, "stream": True}
+            ) as response:
+                next(response.iter_bytes())
+        until(lambda: metric(client, "nvcli:requests_aborted_total") == 3)
+        until(lambda: metric(client, "nvcli:open_sequences") == 0)
+        until(lambda: metric(client, "nvcli:num_requests_running") == 0)
         assert server.end() == 0, server.errors
 
 

@@ -1,6 +1,6 @@
 """The engine's process over a scripted engine.
 
-`config.model` is JSON: `answer`, `delay_s`, `error`.
+`config.model` is JSON: `answer`, `delay_s`, `error`, `gate`: a file that each grammar waits for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from nvcli.config import EngineConfig
 from nvcli.errors import ModelNotFoundError
 from nvcli.server.engine_worker import main
 from tests.server.scripted_llm import ScriptedLLM, make_tokenizer
+from tests.waiting import until
 
 
 def load(config: EngineConfig) -> ScriptedLLM:
@@ -22,9 +23,13 @@ def load(config: EngineConfig) -> ScriptedLLM:
     folder = Path(tempfile.mkdtemp())
     tokenizer = make_tokenizer(folder)
     token_ids = tokenizer.encode(options["answer"])
-    return ScriptedLLM(
+    llm = ScriptedLLM(
         tokenizer, lambda _: token_ids, folder=folder, delay_s=options.get("delay_s", 0.0)
     )
+    if "gate" in options:
+        gate = Path(options["gate"])
+        llm.compile_grammar = lambda spec: until(gate.exists) and None  # type: ignore
+    return llm
 
 
 if __name__ == "__main__":

@@ -6,10 +6,12 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,15 +19,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.config import EngineConfig
+from nvcli.engine.engine import Request
+from nvcli.engine.grammar import GrammarSpec
 from nvcli.errors import ModelNotFoundError
 from nvcli.server.bridge import merge_deltas
 from nvcli.server.config import ServerConfig
 from nvcli.server.remote_engine import RemoteEngine
-from nvcli.server.wire import FrameReader, encode, merge_packed, pack_output, unpack_output
-from nvcli.types import FinishReason, RequestOutput, ToolCall, Usage
+from nvcli.server.wire import (
+    FrameReader,
+    encode,
+    merge_packed,
+    pack_output,
+    read_frame,
+    unpack_output,
+)
+from nvcli.types import FinishReason, RequestOutput, SamplingParams, ToolCall, Usage
 from tests.server.conftest import DEFAULTS, Serve, Served
 from tests.server.test_invariants import fold
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 WORKER = "tests.server.scripted_worker"
 ANSWER = "<think>\nhm\n</think>\n\nHi 世!"
@@ -119,6 +130,50 @@ def test_leaving_ends_the_request_over_there(start: Start) -> None:
         next(pieces)
     wait_idle(served)
     assert served.app.state.bridge.num_aborted == 1  # it did not run to its end
+
+
+def wait_ended(sock: socket.socket, count: int) -> dict[str, FinishReason | None]:
+    """The next requests that end, and why."""
+    found: dict[str, FinishReason | None] = {}
+    while len(found) < count:
+        groups, _, _ = read_frame(sock)
+        for request_id, packed in groups:
+            output = unpack_output(request_id, packed[-1])
+            if output.is_finished:
+                found[request_id] = output.finish_reason
+    return found
+
+
+def test_a_slow_grammar_holds_nobody_up(tmp_path: Path) -> None:
+    """And an abort that comes meanwhile ends its request."""
+    gate = tmp_path / "gate"
+    config = EngineConfig(model=json.dumps({"answer": "x", "delay_s": 0.05, "gate": str(gate)}))
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", WORKER, str(theirs.fileno()), str(os.getpid())]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        ours.settimeout(PATIENCE_S)
+        ours.sendall(encode(config))
+        assert read_frame(ours)[0] == "loaded"
+
+        def submit(request_id: str, spec: GrammarSpec | None, max_tokens: int) -> None:
+            request = Request(
+                request_id=request_id,
+                prompt_token_ids=[5, 6, 7],
+                params=SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+            )
+            ours.sendall(encode(("submit", (request, spec))))
+
+        submit("slow", GrammarSpec("{}"), 400)
+        submit("quick", None, 2)
+        assert wait_ended(ours, 1) == {"quick": FinishReason.LENGTH}
+        ours.sendall(encode(("abort", "slow")))
+        submit("after", None, 2)
+        assert wait_ended(ours, 1) == {"after": FinishReason.LENGTH}
+        gate.touch()
+        assert wait_ended(ours, 1) == {"slow": FinishReason.ABORT}
+        ours.sendall(encode(None))
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_killed_engine_ends_requests_and_health(start: Start) -> None:
