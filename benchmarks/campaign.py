@@ -4,6 +4,7 @@
     python -m benchmarks.campaign serving           # batch and serve beside LLM.generate, and plan
     python -m benchmarks.campaign peer large experts    # beside vLLM, where it is installed
     python -m benchmarks.campaign tune              # the table of kernels, and the engine with it
+    python -m benchmarks.campaign shared            # keys that many rows begin with, read once
     python -m benchmarks.campaign parallel          # two GPUs as one
 
 A campaign is a list of lanes. A lane's jobs run one after the other on GPUs of its own; lanes run
@@ -72,8 +73,13 @@ CUDA = {"NVCLI_TEST_DEVICE": "cuda"}
 CAMPAIGNS = {
     "check": [
         _tests("captured", "tests/engine/test_captured_steps_cuda.py"),
+        _tests("shared steps", "tests/engine/test_shared_steps.py"),
         _tests(
             "attention", "tests/kernels/test_triton_attention.py tests/kernels/test_attention.py"
+        ),
+        _tests(
+            "shared keys",
+            "tests/kernels/test_shared_attention.py tests/engine/test_shared_steps.py",
         ),
         _tests("fp8 cache", "tests/kernels/test_fp8_cache.py"),
         _tests("kernels", "tests/kernels --ignore-glob=*attention.py --ignore-glob=*fp8_cache.py"),
@@ -150,6 +156,15 @@ CAMPAIGNS = {
                     tail=120,
                 ),
                 _speed("tuned", "BCA", "{}", NVCLI_TUNED="$CAMPAIGN/tuned.json"),
+            ]
+        )
+    ],
+    "shared": [
+        Lane(
+            [
+                _speed("E, shared keys read once", "E", "{}"),
+                _speed("E, read for every row", "E", "{}", NVCLI_SHARED_PREFIX="0"),
+                Job("bandwidth", "benchmarks.kernels.bandwidth shared decode", tail=30),
             ]
         )
     ],

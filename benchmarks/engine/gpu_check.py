@@ -60,6 +60,7 @@ def check_kernels() -> None:
     from tests.kernels import test_moe as moe
     from tests.kernels import test_row_kernels as rows
     from tests.kernels import test_sampling_kernels as sampling
+    from tests.kernels import test_shared_attention as shared
     from tests.kernels import test_skinny as skinny
     from tests.kernels import test_triton_attention as attention
 
@@ -73,6 +74,7 @@ def check_kernels() -> None:
         "sampling": lambda: sampling.check_sampling(151_936, 151_936, bf16, "cuda"),
         "dependent launch": rows.test_dependent_launch_changes_nothing,
         "padding": lambda: attention.check_padding(bf16, "cuda"),
+        "padding, shared keys": lambda: shared.check_padding(bf16, "cuda"),
     }
     for shape in ((1024, 2048), (151_936, 1024)):
         checks[f"linear, {shape}"] = partial(gemv.check_linear, shape, bf16, "cuda")
@@ -89,6 +91,11 @@ def check_kernels() -> None:
         checks[f"attention, {name}"] = partial(attention.check, case, heads, bf16, "cuda")
         checks[f"deterministic, {name}"] = partial(fixed.check_attention, case, heads, bf16, "cuda")
         checks[f"fp8, {name}"] = partial(fp8.check_attention, case, heads, bf16, "cuda")
+    for name, shared_case in shared.CUDA_CASES.items():
+        args = (shared_case, heads, bf16, "cuda")
+        checks[f"shared keys, {name}"] = partial(shared.check, *args, is_padded=True)
+        checks[f"shared keys, eager, {name}"] = partial(shared.check, *args)
+        checks[f"shared keys, fp8, {name}"] = partial(shared.check, *args, has_fp8=True)
     for shape in fixed.CUDA_PRODUCTS:
         checks[f"deterministic, {shape}"] = partial(fixed.check_product, shape, bf16, "cuda")
     for moe_shape in moe.CUDA_SHAPES:

@@ -1,6 +1,6 @@
 """GB/s of the kernels whose floor is bytes, each in a CUDA graph over rotated data.
 
-    python -m benchmarks.kernels.bandwidth
+    python -m benchmarks.kernels.bandwidth [products decode shared experts small prefill]
 
 Data is several times the L2 cache, so that nothing is read twice from it; a graph holds many calls,
 so that launching costs what it costs inside a captured step. Appends a row to
@@ -9,6 +9,7 @@ so that launching costs what it costs inside a captured step. Appends a row to
 
 from __future__ import annotations
 
+import argparse
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,16 @@ from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.forward_batch import ForwardBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    Note = Callable[[str, dict[str, Any]], None]
+
+KINDS = ("products", "decode", "shared", "experts", "small", "prefill")
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16  # of Qwen3-0.6B
 DATA_BYTES = 2 << 30  # rotated over
 ATTENTION = [(1, 256), (1, 4096), (8, 1024), (32, 256), (32, 1024), (64, 1024), (256, 256)]
 ATTENTION += [(131, 800), (256, 1024)]
+SHARED = [(256, 2048, 96), (64, 2048, 96), (16, 2048, 300), (256, 192, 300), (8, 32_768, 500)]
 
 
 def seconds_in_graph(body: Callable[[], Any], replays: int = 10) -> float:
@@ -86,8 +91,20 @@ def decode_layers(rows: int, keys: int, *, ragged: bool = False, fp8: bool = Fal
     if ragged:
         lens = torch.linspace(keys // 8, 2 * keys - keys // 8, rows, device="cuda").int()
     q = torch.randn(rows, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    backend = TritonAttention()
-    batch = ForwardBatch(
+    batch = decode_batch(lens, table)
+
+    def body() -> None:
+        for layer in pool:
+            batch.attention.forward(q, layer[0], layer[1], batch, HEAD_DIM**-0.5, scales)
+
+    num_bytes = 2 * int(lens.sum()) * KV_HEADS * HEAD_DIM * element_bytes
+    return Layers(body, batch, num_layers, num_bytes)
+
+
+def decode_batch(lens: torch.Tensor, table: torch.Tensor) -> ForwardBatch:
+    """As a captured step of one token a row has it."""
+    rows = lens.shape[0]
+    return ForwardBatch(
         input_ids=lens,
         positions=lens,
         slot_mapping=lens,
@@ -97,18 +114,56 @@ def decode_layers(rows: int, keys: int, *, ragged: bool = False, fp8: bool = Fal
         block_table=table,
         logits_indices=lens,
         kv_caches=[],
-        attention=backend,
-        query_lens=[1] * rows,
+        attention=TritonAttention(),
+        query_lens=[],
         key_lens=[],
         block_ids=[],
+        is_padded=True,
+        is_decode=True,
     )
 
-    def body() -> None:
-        for layer in pool:
-            backend.forward(q, layer[0], layer[1], batch, HEAD_DIM**-0.5, scales)
 
-    num_bytes = 2 * int(lens.sum()) * KV_HEADS * HEAD_DIM * element_bytes
-    return Layers(body, batch, num_layers, num_bytes)
+def measure_shared(rows: int, prefix: int, own: int, *, fp8: bool = False) -> dict[str, Any]:
+    """One decode step's attention where all rows begin with the same `prefix` keys: those read for
+    every row, and read once. `gb_s` counts each key once.
+    """
+    own_blocks, prefix_blocks = -(-own // BLOCK), prefix // BLOCK
+    num_blocks = prefix_blocks + rows * own_blocks
+    element_bytes = 1 if fp8 else 2
+    layer_bytes = 2 * num_blocks * BLOCK * KV_HEADS * HEAD_DIM * element_bytes
+    num_layers = max(2, min(28, DATA_BYTES // layer_bytes))
+    shape = (num_layers, 2, num_blocks, KV_HEADS, BLOCK, HEAD_DIM)
+    pool = torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(3, 4)
+    scales = None
+    if fp8:
+        pool = pool.to(torch.float8_e4m3fn)
+        scales = torch.ones(2, KV_HEADS, device="cuda")
+    ids = torch.randperm(num_blocks, device="cuda").int()
+    first = ids[:prefix_blocks].expand(rows, -1)
+    table = torch.cat([first, ids[prefix_blocks:].view(rows, own_blocks)], dim=1).contiguous()
+    lens = torch.full((rows,), prefix_blocks * BLOCK + own, dtype=torch.int32, device="cuda")
+    q = torch.randn(rows, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    moved = 2 * (prefix + rows * own) * KV_HEADS * HEAD_DIM * element_bytes
+    found: dict[str, Any] = {}
+    for name in ("for_every_row", "once"):
+        batch = decode_batch(lens, table)
+        if name == "once":
+            assert isinstance(batch.attention, TritonAttention)
+            prefixes = batch.attention.shared_prefixes(HEADS, KV_HEADS, BLOCK, lens.device)
+            assert prefixes is not None, "NVCLI_SHARED_PREFIX=0"
+            groups = prefixes.find(table.tolist(), lens.tolist())
+            assert groups, "not worth it"
+            work = prefixes.allocate(rows, lens.device)
+            work.send(prefixes.fill(work, groups, [1] * rows))
+            batch.shared = work
+
+        def body(batch: ForwardBatch = batch) -> None:
+            for layer in pool:
+                batch.attention.forward(q, layer[0], layer[1], batch, HEAD_DIM**-0.5, scales)
+
+        seconds = seconds_in_graph(body, 4) / num_layers
+        found[name] = {"us": seconds * 1e6, "gb_s": moved / seconds / 1e9}
+    return found
 
 
 def measure_products(rows: int) -> dict[str, Any]:
@@ -276,33 +331,60 @@ def measure_experts(rows: int) -> dict[str, float]:
     }
 
 
-def measure_all(say: Callable[[str], None]) -> None:
+def measure_all(say: Callable[[str], None], kinds: Sequence[str] = KINDS) -> None:
     metrics: dict[str, Any] = {}
 
     def note(name: str, values: dict[str, Any]) -> None:
-        metrics[name] = values
-        say(f"{name}: {values}")
+        metrics[name] = _rounded(values)
+        say(f"{name}: {metrics[name]}")
 
+    measures = (
+        *(_note_products, _note_decode, _note_shared),
+        *(_note_experts, _note_small, _note_prefill),
+    )
     with torch.inference_mode():
-        for rows in (1, 2, 4, 8, 16, 32, 64):
-            note(f"products_{rows}", _rounded(measure_products(rows)))
-        for rows, keys in ATTENTION:
-            note(f"decode_{rows}x{keys}", _rounded(measure_attention(rows, keys)))
-        for rows, keys in ((1, 4096), (32, 1024), (131, 800), (256, 1024)):
-            found = measure_attention(rows, keys, fp8=True)
-            note(f"decode_fp8_{rows}x{keys}", _rounded(found))
-        note("decode_131x800_ragged", _rounded(measure_attention(131, 800, ragged=True)))
-        for rows in (1, 2, 8, 32, 64, 256, 2048, 16_384):
-            note(f"experts_{rows}", _rounded(measure_experts(rows)))
-        for rows in (1, 256):
-            note(f"small_{rows}", _rounded(measure_small(rows)))
-        for rows, tokens in ((8, 2048), (1, 16_384)):
-            note(f"prefill_{rows}x{tokens}", _rounded(measure_prefill(rows, tokens)))
+        for kind, measure in zip(KINDS, measures, strict=True):
+            if kind in kinds:
+                measure(note)
     write_row(
         "kernels",
         metrics=metrics,
         config={"shapes": "Qwen3-0.6B, experts of 30B-A3B", "dtype": "bfloat16"},
     )
+
+
+def _note_products(note: Note) -> None:
+    for rows in (1, 2, 4, 8, 16, 32, 64):
+        note(f"products_{rows}", measure_products(rows))
+
+
+def _note_decode(note: Note) -> None:
+    for rows, keys in ATTENTION:
+        note(f"decode_{rows}x{keys}", measure_attention(rows, keys))
+    for rows, keys in ((1, 4096), (32, 1024), (131, 800), (256, 1024)):
+        note(f"decode_fp8_{rows}x{keys}", measure_attention(rows, keys, fp8=True))
+    note("decode_131x800_ragged", measure_attention(131, 800, ragged=True))
+
+
+def _note_shared(note: Note) -> None:
+    for rows, prefix, own in SHARED:
+        note(f"shared_{rows}x{prefix}+{own}", measure_shared(rows, prefix, own))
+    note("shared_fp8_256x2048+96", measure_shared(256, 2048, 96, fp8=True))
+
+
+def _note_experts(note: Note) -> None:
+    for rows in (1, 2, 8, 32, 64, 256, 2048, 16_384):
+        note(f"experts_{rows}", measure_experts(rows))
+
+
+def _note_small(note: Note) -> None:
+    for rows in (1, 256):
+        note(f"small_{rows}", measure_small(rows))
+
+
+def _note_prefill(note: Note) -> None:
+    for rows, tokens in ((8, 2048), (1, 16_384)):
+        note(f"prefill_{rows}x{tokens}", measure_prefill(rows, tokens))
 
 
 def _rounded(value: Any) -> Any:
@@ -311,5 +393,15 @@ def _rounded(value: Any) -> Any:
     return round(value, 1 if value >= 100 else 2)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; default: all")
+    args = parser.parse_args()
+    unknown = set(args.kinds) - set(KINDS)
+    if unknown:
+        parser.error(f"no such kind: {', '.join(sorted(unknown))}")
+    measure_all(lambda text: print(text, flush=True), args.kinds or KINDS)
+
+
 if __name__ == "__main__":
-    measure_all(lambda text: print(text, flush=True))
+    main()

@@ -150,6 +150,7 @@ def capture_steps(
         attention,
         max_num_batched_tokens=1024,
         dtype=torch.bfloat16,
+        shared=runner._make_shared_steps(),
     )
     with torch.inference_mode():
         graphs.run_each_kind()

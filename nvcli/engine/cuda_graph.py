@@ -9,9 +9,10 @@ where they are, so replaying it costs the host one small copy and one launch. Tw
     tokens   T tokens of any rows (prompts, chunks, decoding rows mixed): 16 to 4,096, for large
              models to 512
 
-A step takes the smallest bucket that holds it. Rows and tokens beyond it are padding: they belong
-to the dummy slot, have no keys, store nothing and sample nothing. Larger steps, and those with
-prompt log-probabilities, run eagerly: they are long enough to hide the host.
+Both exist once more, of fewer sizes, for steps whose rows share keys (`shared_steps`). A step takes
+the smallest bucket that holds it. Rows and tokens beyond it are padding: they belong to the dummy
+slot, have no keys, store nothing and sample nothing. Larger steps, and those with prompt
+log-probabilities, run eagerly: they are long enough to hide the host.
 
 All graphs share one memory pool, and replay in stream order; so the logits of a step stay valid
 for eager kernels (log-probabilities, samplers that the kernel does not know) until the next step.
@@ -21,13 +22,14 @@ from __future__ import annotations
 
 import bisect
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nvcli.engine.shared_steps import MIN_SHARED_TOKENS, shared_decode_buckets
 from nvcli.kernels.prepare import IS_STORED, SAMPLES, StepTensors, prepare
 from nvcli.layers.forward_batch import ForwardBatch
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nvcli.engine.device_state import DeviceState
+    from nvcli.engine.shared_steps import SharedSteps
     from nvcli.engine.step import StepPlan
     from nvcli.engine.step_runner import Model
     from nvcli.engine.step_sampler import StepSampler
@@ -105,6 +108,19 @@ class _Bucket:
 
 
 @dataclass(slots=True)
+class BucketKind:
+    """Buckets of one kind of step, by their tokens."""
+
+    sizes: list[int]  # to capture, rising
+    captured: dict[int, _Bucket] = field(default_factory=dict)
+
+    def smallest(self, num_tokens: int) -> _Bucket | None:
+        """The bucket that holds so many tokens."""
+        at = bisect.bisect_left(self.sizes, num_tokens)
+        return self.captured[self.sizes[at]] if at < len(self.sizes) else None
+
+
+@dataclass(slots=True)
 class _Staging:
     host: Any  # numpy view of the pinned buffer, [Bmax, 4] int32
     pinned: Tensor
@@ -123,18 +139,27 @@ class GraphRunner:
         *,
         max_num_batched_tokens: int,
         dtype: torch.dtype,
+        shared: SharedSteps | None = None,
     ) -> None:
+        """shared: captures buckets for steps whose rows share keys, too."""
         self.model = model
         self.state = state
         self.sampler = sampler
         self.attention = attention
         max_num_seqs = state.dummy_slot
-        self.decode_sizes = decode_buckets(max_num_seqs)
         parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
         num_params = max(1, sum(p.numel() for p in parameters))
-        self.token_sizes = token_buckets(max_num_batched_tokens, num_params)
+        token_sizes = token_buckets(max_num_batched_tokens, num_params)
+        self.shared = shared
+        self.kinds = {  # by whether all rows decode, and whether some share keys
+            (True, False): BucketKind(decode_buckets(max_num_seqs)),
+            (False, False): BucketKind(token_sizes),
+        }
+        if shared is not None:
+            self.kinds[True, True] = BucketKind(shared_decode_buckets(max_num_seqs))
+            self.kinds[False, True] = BucketKind([n for n in token_sizes if n >= MIN_SHARED_TOKENS])
         device = state.device
-        num_tokens = max([max_num_seqs, *self.token_sizes])
+        num_tokens = max([max_num_seqs, *token_sizes])
         self.step = StepTensors.allocate(max_num_seqs, num_tokens, device)
         self._padding = np.array([state.dummy_slot, 0, 0, 0], np.int32)
         self.step.rows.copy_(torch.from_numpy(self._padding))
@@ -142,8 +167,6 @@ class GraphRunner:
             (max_num_seqs, state.padded_vocab_size), dtype=dtype, device=device
         )
         self.out = torch.full((max_num_seqs,), -1, dtype=torch.int32, device=device)
-        self._decode: dict[int, _Bucket] = {}
-        self._mixed: dict[int, _Bucket] = {}
         self._ring: list[_Staging] = []
         self._turn = 0
 
@@ -151,7 +174,7 @@ class GraphRunner:
 
     @property
     def num_graphs(self) -> int:
-        return len(self._decode) + len(self._mixed)
+        return sum(len(kind.captured) for kind in self.kinds.values())
 
     def capture(
         self, capture: Callable[[Callable[[], None]], Any], limit: int | None = None
@@ -161,21 +184,19 @@ class GraphRunner:
         limit: so many of each kind, to measure what they take.
         """
         gc.collect()
-        for size in self.decode_sizes[::-1][:limit]:
-            self._decode[size] = self._capture(capture, size, size, is_decode=True)
-        for size in self.token_sizes[::-1][:limit]:
-            rows = min(size, self.state.dummy_slot)
-            self._mixed[size] = self._capture(capture, rows, size, is_decode=False)
+        for (is_decode, shares), kind in self.kinds.items():
+            for size in kind.sizes[::-1][:limit]:
+                bucket = self._capture(capture, size, is_decode=is_decode, shares=shares)
+                kind.captured[size] = bucket
 
     def run_each_kind(self) -> None:
         """Run a body of every kind once, uncaptured: what a step launches changes at powers of two
         of its rows, and with prompts in it.
         """
-        for size in self.decode_sizes:
-            if size & (size - 1) == 0 or size == self.decode_sizes[-1]:
-                self._body(self.step.cut(size, size), is_decode=True)
-        for size in self.token_sizes[:1]:
-            self._body(self.step.cut(min(size, self.state.dummy_slot), size), is_decode=False)
+        for (is_decode, shares), kind in self.kinds.items():
+            for size in kind.sizes if is_decode else kind.sizes[:1]:
+                if not is_decode or size & (size - 1) == 0 or size == kind.sizes[-1]:
+                    self._body(size, is_decode=is_decode, shares=shares)
 
     @property
     def buffer_bytes(self) -> int:
@@ -184,25 +205,25 @@ class GraphRunner:
 
     def bytes_beyond(self, only_largest: int) -> int:
         """Bound on the memory of all graphs, given what one of each kind took."""
-        num_graphs = len(self.decode_sizes) + len(self.token_sizes)
+        num_graphs = sum(len(kind.sizes) for kind in self.kinds.values())
         return only_largest + num_graphs * BYTES_PER_GRAPH
 
     def _capture(
         self,
         capture: Callable[[Callable[[], None]], Any],
-        num_rows: int,
         num_tokens: int,
         *,
         is_decode: bool,
+        shares: bool,
     ) -> _Bucket:
-        step = self.step.cut(num_rows, num_tokens)
-        graph = capture(lambda: self._body(step, is_decode))
-        return _Bucket(graph, num_rows, num_tokens)
+        graph = capture(lambda: self._body(num_tokens, is_decode=is_decode, shares=shares))
+        return _Bucket(graph, min(num_tokens, self.state.dummy_slot), num_tokens)
 
-    def _body(self, step: StepTensors, is_decode: bool) -> None:
+    def _body(self, num_tokens: int, *, is_decode: bool, shares: bool) -> None:
         """One step from its rows, all on the device."""
         state = self.state
-        num_rows = step.rows.shape[0]
+        num_rows = min(num_tokens, state.dummy_slot)
+        step = self.step.cut(num_rows, num_tokens)
         prepare(step, state.tokens, state.block_table, state.block_size, is_decode=is_decode)
         batch = ForwardBatch(
             input_ids=step.input_ids,
@@ -221,6 +242,7 @@ class GraphRunner:
             is_padded=True,
             is_decode=is_decode,
             kv_scales=state.kv_cache.scales,
+            shared=self.shared.work(num_rows) if shares and self.shared is not None else None,
         )
         hidden = self.model.forward(batch)  # [T, E]
         if not is_decode:
@@ -238,11 +260,15 @@ class GraphRunner:
         -> logits [B, V] and samples [B] int32 (-1 where a row does not sample), of the plan's B
         rows, valid until the next step.
         """
-        bucket = self._bucket_for(plan)
-        if bucket is None:
+        num_tokens = plan.num_tokens
+        is_decode = num_tokens == len(plan.rows)
+        bucket = self.kinds[is_decode, False].smallest(num_tokens)
+        if bucket is None or not _can_replay(plan):
             return None
         state, num_rows = self.state, len(plan.rows)
         state.apply_deltas(plan)
+        if self.shared is not None and self.shared.update(plan, state.version):
+            bucket = self.kinds[is_decode, True].smallest(num_tokens) or bucket
         self.sampler.admit(plan)
         self._upload_rows(plan, bucket.rows)
         bucket.graph.replay()
@@ -256,19 +282,6 @@ class GraphRunner:
             out,
         )
         return logits, out
-
-    def _bucket_for(self, plan: StepPlan) -> _Bucket | None:
-        rows = plan.rows
-        if not rows or any(
-            row.seq.params.prompt_logprobs is not None or row.seq.pools is not None for row in rows
-        ):
-            return None
-        num_tokens = plan.num_tokens
-        sizes = self.decode_sizes if num_tokens == len(rows) else self.token_sizes
-        at = bisect.bisect_left(sizes, num_tokens)
-        if at == len(sizes):
-            return None
-        return (self._decode if sizes is self.decode_sizes else self._mixed)[sizes[at]]
 
     def _upload_rows(self, plan: StepPlan, num_rows: int) -> None:
         """The plan's rows, then padding up to the bucket, as one copy that does not wait."""
@@ -296,3 +309,10 @@ class GraphRunner:
         if staging.event is not None:
             staging.event.synchronize()  # STAGING_RING steps old: done long ago
         return staging
+
+
+def _can_replay(plan: StepPlan) -> bool:
+    """Prompt log-probabilities and pooled rows need the hidden states of every token."""
+    return bool(plan.rows) and all(
+        row.seq.params.prompt_logprobs is None and row.seq.pools is None for row in plan.rows
+    )

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from nvcli.config import EngineConfig
     from nvcli.engine.cuda_graph import GraphRunner
+    from nvcli.engine.shared_steps import SharedSteps
     from nvcli.engine.step_runner import Model
     from nvcli.kernels.attention import AttentionBackend
     from nvcli.models.config import ModelConfig
@@ -321,7 +322,25 @@ class ModelRunner(StepRunner):
                 self.attention,
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 dtype=self.dtype,
+                shared=self._make_shared_steps(),
             )
+
+    def _make_shared_steps(self) -> SharedSteps | None:
+        """None where rows never share blocks, or where reading those once is off."""
+        from nvcli.engine.shared_steps import SharedSteps
+        from nvcli.kernels.triton_attention import TritonAttention
+
+        if not isinstance(self.attention, TritonAttention):
+            return None
+        if not self.config.enable_prefix_caching:
+            return None
+        num_heads = self.model_config.num_heads // self.group.size
+        prefixes = self.attention.shared_prefixes(
+            num_heads, self._spec.num_kv_heads, self.block_size, self.device
+        )
+        if prefixes is None:
+            return None
+        return SharedSteps(prefixes, self.max_num_seqs, self.device)
 
     def _capture_graphs(self) -> int:
         """-> the bytes they take."""

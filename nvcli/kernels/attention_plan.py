@@ -4,13 +4,15 @@ The attention kernels run on grids whose size the host knows from upper bounds a
 does what is read from these lists. So a captured step serves any mix of lengths, and no host
 integer is baked into it.
 
-    items [I, 8]   rows of one token (decode): row, slot, first key, end key, split, splits, token
+    items [I, 8]   rows of one token (decode): row, slot, first key, end key, split, splits, token,
+                   parts of its softmax that stand elsewhere
     tiles [J, 8]   rows of more (prefill): first token, tokens, keys, slot, first token of the tile
     sizes [2]      items and tiles in use; programs beyond them exit
 
 A decode row of many keys is split, so that one long sequence does not keep the device waiting: see
-`_chunk_size`. Rows without keys (padding) get one empty item, which writes zeros. Tiles of a row
-stand last first, because the last see the most keys.
+`_chunk_size`. Rows without keys (padding) get one empty item, which writes zeros. Where rows share
+their first keys (`shared_prefix`) a row's items begin behind them. Tiles of a row stand last first,
+because the last see the most keys.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from nvcli.kernels.launch import launch_options
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nvcli.kernels.shared_prefix import SharedWork
+
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
@@ -41,6 +45,7 @@ class AttentionPlan:
     sizes: Tensor  # [2] int32
     has_decode: bool  # whether a row of one token may be among them
     has_prefill: bool
+    shared: SharedWork | None = None  # keys that many of the decode rows begin with
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -70,6 +75,7 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     cu_seqlens_ptr,  # [B + 1] int32
     seq_lens_ptr,  # [B] int32
     slots_ptr,  # [B] int64
+    shared_ptr,  # SHARED: [B, 2] int32, keys that other programs attend to, and in how many parts
     items_ptr,  # [I, 8] int32
     tiles_ptr,  # [J, 8] int32
     sizes_ptr,  # [2] int32
@@ -86,6 +92,7 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     ROWS_POW2: tl.constexpr,
     SORT: tl.constexpr,
     UNIFORM: tl.constexpr,
+    SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. One program, one lane a row.
@@ -118,6 +125,8 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     #    so that none of them is the last to start.
     is_decode = is_row & (n == 1) & (n < LEAST)
     decode_keys = tl.where(is_decode, keys, 0)
+    if SHARED:
+        decode_keys -= tl.load(shared_ptr + row * 2, mask=is_decode, other=0)
     if SORT:
         order = tl.sort(decode_keys.to(tl.int64) * ROWS_POW2 + row, descending=True)
         row = (order % ROWS_POW2).to(tl.int32)
@@ -126,6 +135,10 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
         n = tl.load(cu_seqlens_ptr + row + 1, mask=row < num_rows, other=0) - first
         slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
         is_decode = (row < num_rows) & (n == 1)
+    skipped = tl.zeros_like(row)
+    if SHARED:
+        skipped = tl.load(shared_ptr + row * 2, mask=is_decode, other=0)
+        parts = tl.load(shared_ptr + row * 2 + 1, mask=is_decode, other=0)
     num_keys = tl.sum(decode_keys.to(tl.int64), axis=0)
     chunk = _chunk_size(num_keys, per_sm, aim, small_tiles, HK, SMS, TILE).to(tl.int32)
     splits = tl.where(is_decode, tl.maximum(tl.cdiv(decode_keys, chunk), 1), 0)
@@ -136,11 +149,13 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
         mask = (split < splits) & (item < max_items)
         tl.store(to, row, mask=mask)
         tl.store(to + 1, slot, mask=mask)
-        tl.store(to + 2, tl.minimum(split * chunk, decode_keys), mask=mask)
-        tl.store(to + 3, tl.minimum((split + 1) * chunk, decode_keys), mask=mask)
+        tl.store(to + 2, skipped + tl.minimum(split * chunk, decode_keys), mask=mask)
+        tl.store(to + 3, skipped + tl.minimum((split + 1) * chunk, decode_keys), mask=mask)
         tl.store(to + 4, tl.zeros_like(row) + split, mask=mask)
         tl.store(to + 5, splits, mask=mask)
         tl.store(to + 6, first, mask=mask)
+        if SHARED:
+            tl.store(to + 7, parts, mask=mask)
     tl.store(sizes_ptr, tl.minimum(tl.max(end, axis=0), max_items))
 
 
@@ -166,11 +181,13 @@ def make_plan(
     has_decode: bool,
     has_prefill: bool,
     is_uniform: bool = False,
+    shared: SharedWork | None = None,
 ) -> AttentionPlan:
     """The lists for one step; enqueued, nothing is read back.
 
     cu_seqlens_q: [B + 1] int32; seq_lens: [B] int32; slots: [B] int64
     is_uniform: rows of one token are tiles too
+    shared: keys that the decode kernel leaves to another, for B rows or more
     """
     num_rows, device = seq_lens.shape[0], seq_lens.device
     split = tuned.attention(device).split(num_rows)
@@ -184,6 +201,7 @@ def make_plan(
         cu_seqlens_q,
         seq_lens,
         slots,
+        sizes if shared is None else shared.rows,
         items,
         tiles,
         sizes,
@@ -200,6 +218,7 @@ def make_plan(
         ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
         SORT=num_rows >= SORTED_FROM and not is_uniform,
         UNIFORM=is_uniform,
+        SHARED=shared is not None,
         **launch_options(device, num_warps=4),
     )
-    return AttentionPlan(items, tiles, sizes, has_decode, has_prefill)
+    return AttentionPlan(items, tiles, sizes, has_decode, has_prefill, shared)

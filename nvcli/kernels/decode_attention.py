@@ -3,12 +3,14 @@
 The bytes of K and V decide its time, so every program reads one KV head's keys once for all the
 query heads that share it, and a long row is cut into splits that run side by side. The splits of a
 row leave their partial softmax in scratch; the one that finishes last merges them, so there is no
-second launch. The order of the merge is fixed: which program does it changes nothing.
+second launch. The order of the merge is fixed: which program does it changes nothing. Parts that
+`shared_attention` left for a row are merged first.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +20,7 @@ import triton.language as tl
 from nvcli.kernels import tuned
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
 from nvcli.kernels.launch import launch_options
+from nvcli.kernels.shared_prefix import MAX_PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +50,7 @@ def widen(x, dtype):  # type: ignore[no-untyped-def]
     return x.to(dtype)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["first_shared"])  # type: ignore[untyped-decorator]
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, Hq, D]
     scales_ptr,  # FP8: [2, Hk] float32
@@ -57,9 +60,10 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     items_ptr,  # [I, 8] int32
     sizes_ptr,  # [2] int32
     out_ptr,  # [T, Hq, D]
-    partial_ptr,  # [I, Hk, G, D] float32
-    lse_ptr,  # [I, Hk, G] float32, base 2
+    partial_ptr,  # [I, Hk, G, D] float32; SHARED: then [B, PARTS, Hk, G, D]
+    lse_ptr,  # [I, Hk, G] float32, base 2; SHARED: then [B, PARTS, Hk, G]
     counters_ptr,  # [B, Hk] int32, zero before and after
+    first_shared,  # SHARED: I, where the parts of row 0 stand
     q_row_stride,
     table_row_stride,
     scale_log2,
@@ -74,8 +78,10 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     MERGE: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     FP8: tl.constexpr,
+    SHARED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. What to do: one record, all of whose numbers are loaded at once, before it is known whether
@@ -94,6 +100,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     split = tl.load(record + 4)
     splits = tl.load(record + 5)
     token = tl.load(record + 6).to(tl.int64)
+    if SHARED:
+        num_shared = tl.load(record + 7)
     if item >= num_items:
         return
 
@@ -136,7 +144,10 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     # Without keys (padding) all is zero, and so is the result.
     mixed = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
     out = out_ptr + token * (HK * G * D) + heads
-    if splits == 1:
+    num_parts = splits
+    if SHARED:
+        num_parts += num_shared
+    if num_parts == 1:
         tl.store(out, mixed.to(out_ptr.dtype.element_ty), mask=is_head)
         return
 
@@ -150,7 +161,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") < splits - 1:
         return
 
-    # 4. The last one merges all splits of the row, in order, and clears the count.
+    # 4. The last one merges all parts of the row, in order, and clears the count.
     tl.store(counter, 0)
     first_part = (item - split).to(tl.int64)
     member = tl.arange(0, GROUP)
@@ -158,10 +169,14 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     peak = tl.full((GROUP,), -1e30, tl.float32)
     weight_sum = tl.zeros((GROUP,), tl.float32)
     merged = tl.zeros((GROUP, D), tl.float32)
-    for start in range(0, splits, MERGE):
+    for start in range(0, num_parts, MERGE):
         part = start + tl.arange(0, MERGE)
-        is_part = (part < splits)[:, None] & is_member[None, :]
-        part_at = ((first_part + part)[:, None] * HK + head) * G + member[None, :]  # [MERGE, GROUP]
+        is_part = (part < num_parts)[:, None] & is_member[None, :]
+        place = first_part + part
+        if SHARED:
+            first_of_row = (first_shared + row * PARTS).to(tl.int64)
+            place = part + tl.where(part < num_shared, first_of_row, first_part - num_shared)
+        part_at = (place[:, None] * HK + head) * G + member[None, :]  # [MERGE, GROUP]
         values = tl.load(
             partial_ptr + part_at[:, :, None] * D + d[None, None, :],
             mask=is_part[:, :, None],
@@ -180,12 +195,31 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     tl.store(to, result.to(out_ptr.dtype.element_ty), mask=is_member[:, None])
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Scratch of one layer: partial results, of every item and then of what rows share."""
+
+    partial: Tensor  # [I, Hk, G, D] float32; with shared keys [I + B * MAX_PARTS, ...]
+    lse: Tensor  # [I, Hk, G] float32, base 2; the same
+
+    @classmethod
+    def allocate(cls, plan: AttentionPlan, q: Tensor, num_kv_heads: int) -> Parts:
+        num_heads, head_dim = q.shape[1:]
+        num_parts = plan.items.shape[0]
+        if plan.shared is not None:
+            num_parts += plan.shared.num_rows * MAX_PARTS
+        shape = (num_parts, num_kv_heads, num_heads // num_kv_heads)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        return cls(partial, torch.empty(shape, dtype=torch.float32, device=q.device))
+
+
 def decode_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_table: Tensor,
     plan: AttentionPlan,
+    parts: Parts,
     counters: Tensor,
     softmax_scale: float,
     out: Tensor,
@@ -198,6 +232,7 @@ def decode_attention(
     out:               [T, Hq, D]      rows of more tokens stay as they are
     k_cache, v_cache:  [N, P, Hk, D]   equal strides, unit in D; P and D powers of two
     block_table:       [S, M] int32
+    parts:             scratch for this plan; holds what `shared_attention` left where rows share
     kv_scales:         [2, Hk] float32, contiguous, with an fp8 cache
     counters:          [B, Hk] int32, or longer; zeros, and zeros again afterwards
 
@@ -213,24 +248,21 @@ def decode_attention(
     assert out.is_contiguous(), "the output must be contiguous"
     assert head_dim & (head_dim - 1) == 0, "head_dim must be a power of two"
     assert block_size & (block_size - 1) == 0, "the block size must be a power of two"
-    partial = torch.empty(
-        (num_items, num_kv_heads, group_size, head_dim), dtype=torch.float32, device=q.device
-    )
-    lse = torch.empty(partial.shape[:3], dtype=torch.float32, device=q.device)
     group = triton.next_power_of_2(group_size)
     cut = tuned.attention(q.device)
     _decode_kernel[(num_kv_heads, num_items)](
         q,
-        lse if kv_scales is None else kv_scales,
+        parts.lse if kv_scales is None else kv_scales,
         k_cache,
         v_cache,
         block_table,
         plan.items,
         plan.sizes,
         out,
-        partial,
-        lse,
+        parts.partial,
+        parts.lse,
         counters,
+        num_items,
         q.stride(0),
         block_table.stride(0),
         softmax_scale * LOG2_E,
@@ -245,7 +277,9 @@ def decode_attention(
         ROWS=max(MIN_DOT_ROWS, group),
         GROUP=group,
         MERGE=max(1, MERGED_AT_ONCE // group),
+        PARTS=MAX_PARTS,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FP8=kv_scales is not None,
+        SHARED=plan.shared is not None,
         **launch_options(q.device, num_warps=cut.decode_warps, num_stages=cut.decode_stages),
     )

@@ -4,6 +4,9 @@ A mixed step runs both kernels: rows of one token go to the split-KV decode kern
 the prefill kernel, as the plan made on the device says. Nothing depends on a host integer but the
 size of the grids, so a step can be captured in a CUDA graph. Steps that are not captured may leave
 their prompts to a library, which is ahead where there is much to compute.
+
+Decode rows that begin with the same keys get one more kernel, which reads those once for many rows
+(`shared_prefix`). A captured step has it or not, as its batch says; any other step looks itself.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
     from nvcli.kernels.attention import AttentionBackend
     from nvcli.kernels.attention_plan import AttentionPlan
+    from nvcli.kernels.shared_prefix import SharedPrefixes, SharedWork
     from nvcli.layers.forward_batch import ForwardBatch
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)  # of the cache
@@ -70,22 +74,30 @@ class TritonAttention:
         softmax_scale: float,
         kv_scales: Tensor | None = None,
     ) -> Tensor:
-        from nvcli.kernels.decode_attention import decode_attention
+        from nvcli.kernels.decode_attention import Parts, decode_attention
         from nvcli.kernels.prefill_attention import prefill_attention
+        from nvcli.kernels.shared_attention import shared_attention
 
         if self._prefill is not None and not (
             batch.is_padded or self._is_decode(q.shape[0], batch)
         ):
             return self._prefill.forward(q, k_cache, v_cache, batch, softmax_scale, kv_scales)
         if batch.plan is None:
-            batch.plan = self._make_plan(q, k_cache.shape[2], batch)
+            batch.plan = self._make_plan(q, k_cache, batch)
         plan, table = cast("AttentionPlan", batch.plan), batch.block_table
         # Tokens that belong to no row are written by no kernel, and must be finite.
         out = torch.zeros_like(q) if batch.is_padded and plan.has_prefill else torch.empty_like(q)
         if plan.has_decode:
             counters = self._counters_for(batch.seq_lens.shape[0] * k_cache.shape[2], q.device)
+            parts = Parts.allocate(plan, q, k_cache.shape[2])
+            if plan.shared is not None:
+                shared_attention(
+                    *(q, k_cache, v_cache, table, batch.slots, plan, parts),
+                    *(softmax_scale, kv_scales),
+                )
             decode_attention(
-                q, k_cache, v_cache, table, plan, counters, softmax_scale, out, kv_scales
+                *(q, k_cache, v_cache, table, plan, parts, counters),
+                *(softmax_scale, out, kv_scales),
             )
         if plan.has_prefill:
             prefill_attention(
@@ -98,12 +110,17 @@ class TritonAttention:
     def _is_decode(num_tokens: int, batch: ForwardBatch) -> bool:
         return batch.is_decode if batch.is_padded else num_tokens == batch.seq_lens.shape[0]
 
-    def _make_plan(self, q: Tensor, num_kv_heads: int, batch: ForwardBatch) -> AttentionPlan:
+    def _make_plan(self, q: Tensor, k_cache: Tensor, batch: ForwardBatch) -> AttentionPlan:
         from nvcli.kernels.attention_plan import make_plan
         from nvcli.kernels.prefill_attention import tokens_per_tile
 
         num_tokens, num_heads = q.shape[:2]
+        num_kv_heads = k_cache.shape[2]
         is_decode = self._is_decode(num_tokens, batch)
+        has_decode = not self.is_uniform and (is_decode or batch.is_padded or 1 in batch.query_lens)
+        shared = batch.shared
+        if has_decode and not batch.is_padded:
+            shared = self._find_shared(q, k_cache, batch)
         return make_plan(
             batch.cu_seqlens_q,
             batch.seq_lens,
@@ -114,11 +131,43 @@ class TritonAttention:
             tokens_per_tile=tokens_per_tile(
                 num_heads // num_kv_heads, q.device, is_uniform=self.is_uniform
             ),
-            has_decode=not self.is_uniform
-            and (is_decode or batch.is_padded or 1 in batch.query_lens),
+            has_decode=has_decode,
             has_prefill=self.is_uniform or not is_decode,
             is_uniform=self.is_uniform,
+            shared=shared,
         )
+
+    def shared_prefixes(
+        self, num_heads: int, num_kv_heads: int, block_size: int, device: torch.device
+    ) -> SharedPrefixes | None:
+        """What finds keys to read once for many rows; None where that is off, or where no row's
+        result may depend on the others.
+        """
+        from nvcli.kernels.shared_prefix import QUERY_ROWS, SharedPrefixes, uses_sharing
+
+        if self.is_uniform or not uses_sharing() or num_heads // num_kv_heads > QUERY_ROWS:
+            return None
+        return SharedPrefixes(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            block_size=block_size,
+            num_sms=self._sms(device),
+        )
+
+    def _find_shared(self, q: Tensor, k_cache: Tensor, batch: ForwardBatch) -> SharedWork | None:
+        """Of a step that is not captured."""
+        block_size, num_kv_heads = k_cache.shape[1:3]
+        prefixes = self.shared_prefixes(q.shape[1], num_kv_heads, block_size, q.device)
+        if prefixes is None:
+            return None
+        tables = [
+            ids if n == 1 else [] for ids, n in zip(batch.block_ids, batch.query_lens, strict=True)
+        ]
+        groups = prefixes.find(tables, batch.key_lens)
+        if not groups:
+            return None
+        work = prefixes.allocate(len(tables), q.device)
+        return work.cut(work.send(prefixes.fill(work, groups, batch.query_lens)), len(tables))
 
     def _sms(self, device: torch.device) -> int:
         if self._num_sms is None:

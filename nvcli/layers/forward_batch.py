@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nvcli.kernels.attention import AttentionBackend
+    from nvcli.kernels.shared_prefix import SharedWork
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ class ForwardBatch:
     is_padded: bool = False
     is_decode: bool = False
     kv_scales: list[Tensor] | None = None  # per layer [2, Hk] float32, with an fp8 cache
+    # A captured step whose rows share keys: where the host leaves what to read once for many.
+    shared: SharedWork | None = None
     plan: object = None  # what the attention backend works out once for all layers of the step
     _is_token: Tensor | None = None  # of a captured step, once it was asked for
 

@@ -57,7 +57,16 @@ class RepeatedBody:
         self.body()
 
 
-def make_runner(folder: Path, *, captured: bool, max_num_seqs: int, **options: Any) -> Any:
+def make_runner(
+    folder: Path,
+    *,
+    captured: bool,
+    max_num_seqs: int,
+    shares: bool = False,
+    buckets: tuple[int, ...] = (16, 32),
+    **options: Any,
+) -> Any:
+    """shares: with the graphs of steps whose rows share keys, too."""
     from nvcli.config import EngineConfig
     from nvcli.engine import cuda_graph
     from nvcli.engine.model_runner import ModelRunner
@@ -68,10 +77,9 @@ def make_runner(folder: Path, *, captured: bool, max_num_seqs: int, **options: A
     config = EngineConfig(
         device="cpu",
         block_size=P,
-        num_blocks=120,
         max_num_seqs=max_num_seqs,
         run_ahead=True,
-        **options,
+        **{"num_blocks": 120, **options},
     )
     attention = TritonAttention() if captured else None
     runner = ModelRunner(
@@ -79,7 +87,6 @@ def make_runner(folder: Path, *, captured: bool, max_num_seqs: int, **options: A
     )
     if captured:
         runner._step_sampler = StepSampler(runner.state, runner.sampler, runner.vocab_size)
-        buckets = (16, 32) if max_num_seqs > 16 else (16,)
         cuda_graph.TOKEN_BUCKETS = buckets  # type: ignore[assignment]
         graphs = cuda_graph.GraphRunner(
             runner.model,
@@ -88,10 +95,11 @@ def make_runner(folder: Path, *, captured: bool, max_num_seqs: int, **options: A
             runner.attention,
             max_num_batched_tokens=64,
             dtype=torch.float32,
+            shared=runner._make_shared_steps() if shares else None,
         )
         runner.graphs = graphs
         graphs.capture(lambda body: RepeatedBody(body, runner))
-        assert graphs.num_graphs == len(graphs.decode_sizes) + len(buckets)
+        assert graphs.num_graphs == sum(len(kind.sizes) for kind in graphs.kinds.values())
     return runner
 
 
@@ -130,6 +138,22 @@ def generate(runner: Any, depth: int, num_seqs: int) -> list[tuple[list[int], li
     return [found[i] for i in sorted(found)]
 
 
+def captured_buckets(runner: Any, *shares: bool) -> list[Any]:
+    """Of steps that share keys, of those that do not, or of both."""
+    return [
+        bucket
+        for key, kind in runner.graphs.kinds.items()
+        if not shares or key[1] in shares
+        for bucket in kind.captured.values()
+    ]
+
+
+def used_buckets(runner: Any, *, shares: bool = False) -> list[tuple[int, int]]:
+    """Rows and tokens of the captured steps that were replayed."""
+    buckets = captured_buckets(runner, shares)
+    return [(b.rows, b.tokens) for b in buckets if b.graph.num_replays > 0]
+
+
 def check_equal_to_eager(
     num_seqs: int = 9,
     max_num_seqs: int = 5,
@@ -149,11 +173,12 @@ def check_equal_to_eager(
     plain = generate(eager, 0, num_seqs)
     kernels._use_triton = lambda x: True
     sampling.CHUNK = 512  # the interpreter is slow at ordering wide chunks
-    runner = make_runner(folder, captured=True, max_num_seqs=max_num_seqs, **options)
+    buckets = (16, 32) if max_num_seqs > 16 else (16,)
+    runner = make_runner(
+        folder, captured=True, max_num_seqs=max_num_seqs, buckets=buckets, **options
+    )
     results = [generate(runner, 1, num_seqs)]
-    graphs = runner.graphs
-    buckets = [*graphs._decode.values(), *graphs._mixed.values()]
-    used = [(b.rows, b.tokens) for b in buckets if b.graph.num_replays > 0]
+    used = used_buckets(runner)
     assert len(used) >= min(5, num_seqs // 3), used
     if max_num_seqs > 16:
         runner.graphs = None  # the same kernels, launched one by one
@@ -236,24 +261,29 @@ def test_captured_steps_equal_the_eager_loop_over_a_long_day() -> None:
 def test_a_start_runs_every_kind_of_bucket_to_find_its_kernels() -> None:
     from types import SimpleNamespace
 
-    from nvcli.engine.cuda_graph import GraphRunner, decode_buckets
+    from nvcli.engine.cuda_graph import BucketKind, GraphRunner, decode_buckets
+    from nvcli.engine.shared_steps import shared_decode_buckets
 
     ran = []
     graphs = SimpleNamespace(
-        decode_sizes=decode_buckets(100),
-        token_sizes=[16, 32],
-        step=SimpleNamespace(cut=lambda rows, tokens: (rows, tokens)),
-        state=SimpleNamespace(dummy_slot=3),
-        _body=lambda step, is_decode: ran.append((*step, is_decode)),
+        kinds={
+            (True, False): BucketKind(decode_buckets(100)),
+            (False, False): BucketKind([16, 32]),
+            (True, True): BucketKind(shared_decode_buckets(100)),
+            (False, True): BucketKind([64]),
+        },
+        _body=lambda size, is_decode, shares: ran.append((size, is_decode, shares)),
     )
     GraphRunner.run_each_kind(graphs)  # type: ignore[arg-type]
-    decode = [(size, size, True) for size in (1, 2, 4, 8, 16, 32, 64, 100)]
-    assert ran == [*decode, (3, 16, False)]
+    decode = [(size, True, False) for size in (1, 2, 4, 8, 16, 32, 64, 100)]
+    shared = [(size, True, True) for size in (8, 16, 32, 64, 100)]
+    assert ran == [*decode, (16, False, False), *shared, (64, False, True)]
 
 
 @pytest.mark.torch
 def test_buckets_always_hold_the_largest_batch() -> None:
     from nvcli.engine.cuda_graph import decode_buckets, token_buckets
+    from nvcli.engine.shared_steps import shared_decode_buckets
 
     assert decode_buckets(3) == [1, 2, 3]
     assert decode_buckets(20) == [1, 2, 4, 8, 16, 20]
@@ -261,6 +291,9 @@ def test_buckets_always_hold_the_largest_batch() -> None:
     assert decode_buckets(300)[-4:] == [256, 272, 288, 300]
     for size in range(1, 600):
         assert decode_buckets(size)[-1] == size
+        assert shared_decode_buckets(size)[-1:] == ([size] if size >= 4 else [])
+    assert shared_decode_buckets(256) == [8, 16, *range(32, 257, 32)]
+    assert shared_decode_buckets(400) == [8, 16, *range(32, 257, 32), 320, 384, 400]
     assert token_buckets(100, 1) == [16, 32, 64]
     assert token_buckets(16_384, 440_000_000)[-1] == 4096  # Qwen3-0.6B
     assert token_buckets(16_384, 8_000_000_000)[-1] == 512
