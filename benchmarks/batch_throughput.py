@@ -296,6 +296,7 @@ def report(args: argparse.Namespace, llm: LLM, sides: dict[str, list[Pass]]) -> 
             "model": Path(args.model).name,
             "weights": "random" if args.model in SHAPES else "as stored",
             "dtype": llm.startup.dtype,
+            "weights_dtype": llm.startup.weights_dtype,
             "device": llm.startup.device,
             "kv_cache_dtype": llm.startup.kv_cache_dtype,
             "attention_backend": llm.startup.attention_backend,

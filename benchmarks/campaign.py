@@ -92,6 +92,10 @@ CAMPAIGNS = {
         _tests("deterministic", "tests/parity/test_deterministic.py", marker="not soak", **CUDA),
         Lane([Job("equal", "benchmarks.engine.gpu_check kernels equal", tail=30)], num_gpus=0),
         Lane([Job("kv", "benchmarks.kv_accuracy --device cuda --dtype bfloat16")], num_gpus=0),
+        Lane(
+            [Job("weights", "benchmarks.weights_accuracy --device cuda --dtype bfloat16")],
+            num_gpus=0,
+        ),
     ],
     "serving": [
         Lane(
@@ -130,7 +134,7 @@ CAMPAIGNS = {
     "peer": [Lane([_engine("qwen3-0.6b", "BCADEL", 290, "--side-by-side")], num_gpus=2)],
     "large": [
         Lane([_engine(m, w, 200, "--side-by-side", "--repeat", "1")], num_gpus=2)
-        for m, w in (("qwen3-8b", "BCAD"), ("qwen3-14b", "A"))
+        for m, w in (("qwen3-8b", "BCAD"), ("qwen3-8b-fp8", "BCAD"), ("qwen3-14b", "A"))
     ],
     "experts": [
         Lane([_engine("qwen3-30b-a3b", "BCAD", 290, "--side-by-side", "--repeat", "1")], num_gpus=2)

@@ -77,6 +77,7 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str,
             "source": bench.hardware.source,
         },
         "attention": bench.llm.startup.attention_backend,
+        "weights_dtype": bench.llm.startup.weights_dtype,
         "nvml": facts,
         "nvml_missing": missing,
     }

@@ -276,6 +276,7 @@ def main() -> None:
             "input_tokens": args.input,
             "output_tokens": args.output,
             "engine": args.engine,
+            "weights_dtype": llm.startup.weights_dtype,
         },
         peer="LLM.generate, same process",
     )

@@ -57,6 +57,7 @@ class SimulatedRunner:
         self.startup = StartupReport(
             device=f"simulated, {self.step_s * 1e3:g} ms a step",
             dtype="none",
+            weights_dtype="none",
             kv_cache_dtype="none",
             attention_backend="none",
             attention_reason="",

@@ -68,10 +68,12 @@ def pool_of(model: str, device: str) -> dict[str, object]:
         pool, weights = llm.startup.pool_bytes, llm.startup.weights_bytes
         used = total - torch.cuda.mem_get_info()[0] if is_cuda else pool + weights
         report = {"num_blocks": llm.startup.num_blocks, "max_model_len": llm.max_model_len}
+        dtype = llm.startup.weights_dtype
     return {
         **report,
         "memory_bytes": total,
         "share": DEFAULT_SHARE[device],
+        "weights_dtype": dtype,
         "weights_bytes": weights,
         "pool_bytes": pool,
         "used_share": round(used / total, 4),

@@ -77,6 +77,7 @@ def answer(args: Namespace) -> None:
         found["report"] = {
             "attention": startup.attention_backend,
             "num_graphs": startup.num_graphs,
+            "weights_dtype": startup.weights_dtype,
             "weights_bytes": startup.weights_bytes,
             "num_blocks": startup.num_blocks,
         }

@@ -67,6 +67,12 @@ class Share:
     def is_whole(self) -> bool:
         return self.count == self.whole
 
+    def in_blocks(self, size: int) -> Share:
+        """The same share counted in blocks of `size`, which must divide it."""
+        numbers = (self.whole, self.start, self.count, self.padding)
+        assert not any(number % size for number in numbers), f"a block of {size} is cut: {self}"
+        return Share(*(number // size for number in numbers))
+
 
 class ShortSums(Protocol):
     """What takes sums of few rows from the library: `kernels.all_reduce`."""

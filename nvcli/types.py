@@ -22,6 +22,7 @@ MAX_LOGPROBS = 20  # OpenAI's limit for `top_logprobs`
 MAX_N = 128  # OpenAI's limit for `n`
 MAX_SEED = 2**63 - 1
 MAX_INT = 2**31 - 1  # what the device's tables hold
+FP8_BLOCK = 128  # rows and columns of an fp8 weight that share one scale
 
 
 class FinishReason(StrEnum):

@@ -75,6 +75,7 @@ STARTUP = SimpleNamespace(
     tensor_parallel_size=1,
     all_reduce="",
     dtype="float32",
+    weights_dtype="float32",
     kv_cache_dtype="float32",
     deterministic=False,
     attention_backend="torch",

@@ -100,6 +100,7 @@ class Nvcli:
     def report(self) -> dict[str, Any]:
         startup = self._llm.startup
         return {
+            "weights_dtype": startup.weights_dtype,
             "kv_cache_dtype": startup.kv_cache_dtype,
             "deterministic": startup.deterministic,
             "attention": startup.attention_backend,

@@ -55,6 +55,7 @@ def check_kernels() -> None:
 
     from tests.kernels import test_deterministic_kernels as fixed
     from tests.kernels import test_fp8_cache as fp8
+    from tests.kernels import test_fp8_weights as fp8_weights
     from tests.kernels import test_gemm as gemm
     from tests.kernels import test_gemv as gemv
     from tests.kernels import test_moe as moe
@@ -85,6 +86,8 @@ def check_kernels() -> None:
         checks[f"skinny, {size} columns"] = partial(skinny.check, (8, 1024, size), bf16, "cuda")
     for case in gemm.CUDA_CASES:
         checks[f"tiles, {case}"] = partial(gemm.check, case, bf16, "cuda")
+    for dtype in (bf16, torch.float16):
+        checks[f"fp8 weights, {dtype}"] = partial(fp8_weights.check_on_cuda, dtype)
     checks["tiles, dependent launch"] = gemm.test_dependent_launch_changes_nothing
     checks["norm of addends"] = partial(gemm.check_norm_of_addends, (6, 32, 1024), bf16, "cuda")
     for name, case in attention.CASES.items():

@@ -10,7 +10,8 @@
 
 End of sequence is always ignored. A floor is what the bytes or the operations alone would take:
 weights read once a step, each key and value once, at the bandwidth and rate given. Of experts,
-those that the step's tokens hit if routing is uniform.
+those that the step's tokens hit if routing is uniform. A shape may have fp8 weights
+(`qwen3-8b-fp8`): half the bytes, and the same operations in 16 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Shape:
     head_dim: int = 128
     vocab: int = 151_936
     moe: MoeConfig | None = None  # in all layers
+    fp8: bool = False  # the layers' weights, a byte each and a float32 for 128 x 128; dense ones
 
     def config(self) -> dict[str, object]:
         """What config.json of such a checkpoint says."""
@@ -53,6 +55,14 @@ class Shape:
                 "num_experts_per_tok": self.moe.num_experts_per_tok,
                 "moe_intermediate_size": self.moe.intermediate_size,
                 "norm_topk_prob": self.moe.norm_topk_prob,
+            }
+        if self.fp8:
+            kind["quantization_config"] = {
+                "quant_method": "fp8",
+                "fmt": "e4m3",
+                "activation_scheme": "dynamic",
+                "weight_block_size": [128, 128],
+                "modules_to_not_convert": ["lm_head"],
             }
         return kind | {
             "attention_bias": False,
@@ -104,6 +114,12 @@ class Shape:
     def head_params(self) -> int:
         return self.hidden * self.vocab
 
+    def bytes_read(self, num_tokens: int) -> float:
+        """Of the same."""
+        if self.fp8:
+            return self.body_params + 4 * self.body_params // 128**2 + 2 * self.head_params
+        return 2 * self.params_read(num_tokens)
+
     @property
     def kv_bytes_per_token(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * 2
@@ -123,6 +139,9 @@ SHAPES = {
             num_experts=128, num_experts_per_tok=8, intermediate_size=768, norm_topk_prob=True
         ),
     ),
+}
+SHAPES |= {
+    f"{name}-fp8": replace(shape, fp8=True) for name, shape in SHAPES.items() if shape.moe is None
 }
 
 
@@ -211,7 +230,7 @@ def decode_floor_s(shape: Shape, prompt_lens: list[int], output_lens: list[int])
     weights, running = 0.0, len(output_lens)
     for step in range(max(output_lens) - 1):
         running -= lasting[step]
-        weights += 2 * shape.params_read(running)
+        weights += shape.bytes_read(running)
     return (weights + num_keys * shape.kv_bytes_per_token) / READ_BYTES_PER_S
 
 

@@ -22,6 +22,7 @@ from nvcli import kernels
 from nvcli.kernels import launch, rotary_store, sampling
 from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.forward_batch import ForwardBatch
+from nvcli.types import FP8_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -166,30 +167,40 @@ def measure_shared(rows: int, prefix: int, own: int, *, fp8: bool = False) -> di
     return found
 
 
-def measure_products(rows: int) -> dict[str, Any]:
-    """The four products of a layer of 0.6B, 28 layers: ours, and the same as cuBLAS has them."""
-    shapes = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
+def measure_products(rows: int, model: str = "qwen3-0.6b") -> dict[str, Any]:
+    """The four products of a layer of the model, for some layers: ours, and the same as cuBLAS has
+    them, or for fp8 weights as it has dense copies that are made each time.
+    """
+    shape, bf16 = SHAPES[model], torch.bfloat16
+    hidden, width = shape.hidden, shape.heads * shape.head_dim
+    sizes = {
+        "qkv": (width + 2 * shape.kv_heads * shape.head_dim, hidden),
+        "o": (hidden, width),
+        "gate_up": (2 * shape.inner, hidden),
+        "down": (hidden, shape.inner),
+    }
+    layer_bytes = (1 if shape.fp8 else 2) * shape.body_params // shape.layers
     weights = [
-        {
-            name: torch.randn(n, k, device="cuda", dtype=torch.bfloat16) / k**0.5
-            for name, (n, k) in shapes.items()
-        }
-        for _ in range(28)
+        {name: _weight(n, k, fp8=shape.fp8) for name, (n, k) in sizes.items()}
+        for _ in range(max(2, min(shape.layers, DATA_BYTES // layer_bytes)))
     ]
-    norm = torch.ones(1024, device="cuda", dtype=torch.bfloat16)
-    start = torch.randn(rows, 1024, device="cuda", dtype=torch.bfloat16)
-    heads = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+    norm = torch.ones(hidden, device="cuda", dtype=bf16)
+    start = torch.randn(rows, hidden, device="cuda", dtype=bf16)
+    heads = torch.randn(rows, width, device="cuda", dtype=bf16)
 
     def body() -> None:
         x, residual = start, start
         for layer in weights:
-            _, residual = kernels.norm_linear(x, residual, norm, 1e-6, layer["qkv"], None)
-            x = kernels.linear(heads, layer["o"], None, as_addends=True)
-            inner, residual = kernels.norm_swiglu(x, residual, norm, 1e-6, layer["gate_up"], None)
-            x = kernels.linear(inner, layer["down"], None, as_addends=True)
+            (qkv, s_qkv), (o, s_o), (gate_up, s_gate_up), (down, s_down) = layer.values()
+            _, residual = kernels.norm_linear(x, residual, norm, 1e-6, qkv, None, scales=s_qkv)
+            x = kernels.linear(heads, o, None, scales=s_o, as_addends=True)
+            inner, residual = kernels.norm_swiglu(
+                x, residual, norm, 1e-6, gate_up, None, scales=s_gate_up
+            )
+            x = kernels.linear(inner, down, None, scales=s_down, as_addends=True)
 
-    moved = sum(w.nbytes for layer in weights for w in layer.values())
-    found = {}
+    moved = sum(w.nbytes for layer in weights for w, _ in layer.values())
+    found: dict[str, Any] = {"layers": len(weights)}
     for name, choice, pdl in (
         ("ours", "auto", True),
         ("without_pdl", "auto", False),
@@ -202,6 +213,15 @@ def measure_products(rows: int) -> dict[str, Any]:
     kernels.set_kernels("auto")
     launch.set_pdl(True)
     return found
+
+
+def _weight(n: int, k: int, *, fp8: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Random, with its scales in fp8."""
+    weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+    if not fp8:
+        return weight / k**0.5, None
+    scales = torch.full((n // FP8_BLOCK, k // FP8_BLOCK), k**-0.5 / 64, device="cuda")
+    return (64 * weight).to(torch.float8_e4m3fn), scales
 
 
 def measure_small(rows: int) -> dict[str, float]:
@@ -349,13 +369,19 @@ def measure_all(say: Callable[[str], None], kinds: Sequence[str] = KINDS) -> Non
     write_row(
         "kernels",
         metrics=metrics,
-        config={"shapes": "Qwen3-0.6B, experts of 30B-A3B", "dtype": "bfloat16"},
+        config={
+            "shapes": "Qwen3-0.6B where none is named, experts of 30B-A3B",
+            "dtype": "bfloat16",
+        },
     )
 
 
 def _note_products(note: Note) -> None:
     for rows in (1, 2, 4, 8, 16, 32, 64):
         note(f"products_{rows}", measure_products(rows))
+    for model in ("qwen3-0.6b-fp8", "qwen3-8b", "qwen3-8b-fp8"):
+        for rows in (1, 8, 32, 128, 256, 512):
+            note(f"products_{rows}_{model}", measure_products(rows, model))
 
 
 def _note_decode(note: Note) -> None:

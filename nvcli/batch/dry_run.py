@@ -172,7 +172,7 @@ def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_l
 
 
 def estimate(found: DryRun, model: ModelConfig, num_seqs: int = 256) -> float:
-    """Seconds for prompts and outputs on one H200 in 16 bits, weights loaded."""
+    """Seconds for prompts and outputs on one H200 in 16 bits (or fp8 weights), weights loaded."""
     if not found.num_sequences:
         return 0.0
     parameters = num_parameters(model)
@@ -182,8 +182,9 @@ def estimate(found: DryRun, model: ModelConfig, num_seqs: int = 256) -> float:
     kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _DTYPE_BYTES
     context = (found.prompt_tokens + found.output_tokens / 2) / found.num_sequences
     head = model.vocab_size * model.hidden_size
-    weights = model.linear_params_read(batch) + head
-    step_bytes = weights * _DTYPE_BYTES + batch * context * kv_bytes
+    weight_bytes = 1 if model.is_fp8 else _DTYPE_BYTES  # of the layers
+    weights = model.linear_params_read(batch) * weight_bytes + head * _DTYPE_BYTES
+    step_bytes = weights + batch * context * kv_bytes
     step_s = max(step_bytes / _BYTES_PER_S, 2 * parameters * batch / _FLOPS_PER_S)
     step_s += _STEP_S + batch * _SEQUENCE_S
     return prefill_s + steps * step_s

@@ -62,10 +62,12 @@ def _interrupted(json: dict[str, Any]) -> list[str]:
 
 def _title(json: dict[str, Any]) -> str:
     model = json.get("model") or {}
+    dtype, weights = model.get("dtype"), model.get("weights_dtype")
+    stored = f"weights in {weights}" if weights not in (None, dtype) else None
     environment = json.get("environment") or {}
     workload = json.get("workload") or {}
     parts = [
-        " ".join(p for p in (model.get("name"), model.get("dtype")) if p),
+        " ".join(p for p in (model.get("name"), dtype, stored) if p),
         environment.get("device"),
         f"nvcli {environment['nvcli']}" if environment.get("nvcli") else None,
         f"run {json['id']}",

@@ -52,6 +52,7 @@ class Bench:
             llm.model_config,
             weight_bytes=BYTES[startup.dtype],
             kv_bytes=KV_BYTES[startup.kv_cache_dtype],
+            is_fp8=startup.weights_dtype == "float8_e4m3fn",
         )
         hardware = hardware_of(device, one_device_name(llm), startup.dtype)
         hardware = hardware.times(startup.tensor_parallel_size, is_shared=device == "cpu")
@@ -79,6 +80,7 @@ class Bench:
             "model": {
                 "name": model_name(llm.model_name),
                 "dtype": startup.dtype,
+                "weights_dtype": startup.weights_dtype,
                 "kv_cache_dtype": startup.kv_cache_dtype,
                 "attention": startup.attention_backend,
                 "max_model_len": startup.max_model_len,

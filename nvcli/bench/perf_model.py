@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nvcli.bench import under_load
 from nvcli.models.moe_config import num_hit
+from nvcli.types import FP8_BLOCK
 
 if TYPE_CHECKING:
     from nvcli.bench.under_load import Prediction
@@ -26,7 +27,9 @@ PRIOR_BANDWIDTH, PRIOR_FLOPS = 0.8, 0.6  # efficiencies before anything was meas
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder as its costs need it; bytes are those of one stored number."""
+    """A decoder as its costs need it; bytes are those of one stored number, where it is no fp8
+    weight.
+    """
 
     hidden: int
     layers: int
@@ -43,9 +46,12 @@ class Shape:
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
+    is_fp8: bool = False  # the layers' weights: a byte each, and a float32 for 128 x 128
 
     @classmethod
-    def of(cls, config: ModelConfig, *, weight_bytes: int, kv_bytes: int) -> Self:
+    def of(
+        cls, config: ModelConfig, *, weight_bytes: int, kv_bytes: int, is_fp8: bool = False
+    ) -> Self:
         return cls(
             hidden=config.hidden_size,
             layers=config.num_layers,
@@ -62,6 +68,7 @@ class Shape:
             experts=config.moe.num_experts if config.moe else 0,
             experts_per_token=config.moe.num_experts_per_tok if config.moe else 0,
             expert_intermediate=config.moe.intermediate_size if config.moe else 0,
+            is_fp8=is_fp8,
         )
 
     @property
@@ -95,9 +102,16 @@ class Shape:
         return self.p_lin + idle + self.p_norm + self.p_head * (1 if self.is_tied else 2)
 
     @property
+    def bytes_of_layers(self) -> int:
+        """Of the linear layers' weights."""
+        if self.is_fp8:
+            return self.p_lin + 4 * self.p_lin // FP8_BLOCK**2
+        return self.weight_bytes * self.p_lin
+
+    @property
     def bytes_per_step(self) -> int:
         """Weights read in a step of one token; an untied input embedding is only gathered."""
-        return self.weight_bytes * (self.p_lin + self.p_head + self.p_norm)
+        return self.bytes_of_layers + self.weight_bytes * (self.p_head + self.p_norm)
 
     def reading(self, num_tokens: float) -> float:
         """Weights read in a step of so many tokens, as a multiple of `bytes_per_step`."""
@@ -109,7 +123,7 @@ class Shape:
 
     @property
     def bytes_of_weights(self) -> int:
-        return self.weight_bytes * self.num_params
+        return self.bytes_of_layers + self.weight_bytes * (self.num_params - self.p_lin)
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -35,6 +35,7 @@ MEMORY = {
     "RTX 5090": 32e9,
     "RTX 3090": 24e9,
 }
+WITHOUT_FP8 = ("A100-SXM4-80GB", "A100", "A10", "RTX 3090")  # before compute capability 8.9
 BLOCK_SIZE = 16
 
 
@@ -134,9 +135,11 @@ def _describe(
             )
         kind, memory, hardware = "cuda", MEMORY[known.name], known
         stored = dtype if dtype not in (None, "auto") else _half(config.dtype)
-        return _shape(config, stored), hardware, kind, memory
+        is_fp8 = config.is_fp8 and known.name not in WITHOUT_FP8
+        return _shape(config, stored, is_fp8=is_fp8), hardware, kind, memory
     import torch
 
+    from nvcli import kernels
     from nvcli.engine.device_choice import resolve_device, resolve_dtype
     from nvcli.engine.kv_cache import available_memory
 
@@ -154,17 +157,19 @@ def _describe(
         )
     else:
         place, memory = cpu_name(), float(available_memory())
-    return _shape(config, stored), hardware_of(kind, place, stored), kind, memory
+    is_fp8 = config.is_fp8 and kernels.keeps_fp8(where)
+    shape = _shape(config, stored, is_fp8=is_fp8)
+    return shape, hardware_of(kind, place, stored), kind, memory
 
 
 def _half(checkpoint: str) -> str:
     return checkpoint if checkpoint in ("float16", "bfloat16") else "bfloat16"
 
 
-def _shape(config: ModelConfig, dtype: str | None) -> Shape:
+def _shape(config: ModelConfig, dtype: str | None, *, is_fp8: bool) -> Shape:
     if dtype not in BYTES:
         raise UsageError(f"there is no dtype {dtype!r}", param="dtype")
-    return Shape.of(config, weight_bytes=BYTES[dtype], kv_bytes=BYTES[dtype])
+    return Shape.of(config, weight_bytes=BYTES[dtype], kv_bytes=BYTES[dtype], is_fp8=is_fp8)
 
 
 def _activations(shape: Shape, kind: str) -> int:

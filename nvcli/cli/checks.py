@@ -20,6 +20,7 @@ from nvcli import __version__
 from nvcli.cli.console import is_terminal
 from nvcli.cli.models import find_local, size_text
 from nvcli.errors import NvcliError
+from nvcli.types import FP8_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,7 +158,8 @@ def _model(config: EngineConfig, folder: Path) -> Any:
         problem = None if weights.files else "it has no safetensors files"
     except DamagedFileError as exc:
         problem = str(exc)
-    text = f"{config.model}, {model.architecture}, {model.num_layers} layers, {model.dtype}"
+    kind = f"{model.dtype} and fp8" if model.is_fp8 else model.dtype
+    text = f"{config.model}, {model.architecture}, {model.num_layers} layers, {kind}"
     if problem is None:
         assert weights is not None
         yield Check("model", State.OK, f"{text}, {weights.num_parameters / 1e6:,.1f}M parameters")
@@ -199,6 +201,7 @@ def _memory(
     config: EngineConfig, model: ModelConfig, weights: Weights | None, device: Any
 ) -> Check:
     """Weights and one full context, against what the engine would take."""
+    from nvcli import kernels
     from nvcli.engine.kv_cache import DEFAULT_SHARE, available_memory
 
     dtype, kv_dtype = _dtypes(config, model, device)
@@ -217,12 +220,19 @@ def _memory(
     else:
         budget = int(share * available_memory())
     weight_bytes = weights.num_parameters * dtype.itemsize
+    kept = ""
+    if model.is_fp8 and kernels.keeps_fp8(device):
+        # A byte each and their scales, of which there are few.
+        weight_bytes -= weights.num_fp8 * (dtype.itemsize - 1)
+        weight_bytes += 4 * weights.num_fp8 // FP8_BLOCK**2
+    elif model.is_fp8:
+        kept = f" (fp8 ones become {str(dtype).removeprefix('torch.')} here)"
     per_token = model.kv_elements_per_token * kv_dtype.itemsize
     room = max(budget - weight_bytes, 0) // per_token
     needed = weight_bytes + length * per_token
     text = (
-        f"{size_text(weight_bytes)} of weights and {size_text(length * per_token)} for a context of"
-        f" {length}; {size_text(max(budget, 0))} may be used"
+        f"{size_text(weight_bytes)} of weights{kept} and {size_text(length * per_token)} for a"
+        f" context of {length}; {size_text(max(budget, 0))} may be used"
     )
     if needed <= budget:
         return Check("memory", State.OK, f"{text}, room for {room} tokens")

@@ -129,6 +129,7 @@ def show(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
     shown["kv_bytes_per_token"] = size_text(facts["kv_bytes_per_token"])
     for key in {"parameters", "active_parameters"} & facts.keys():
         shown[key] = f"{facts[key]:,}".replace(",", " ")
+    shown["quantization"] = facts["quantization"] or "-"
     shown["sampling"] = ", ".join(f"{k} {v}" for k, v in facts["sampling"].items()) or "-"
     shown["files"] = ", ".join(facts["files"]) or "-"
     width = max(map(len, shown))
@@ -161,6 +162,7 @@ def model_facts(name: str, folder: Path) -> dict[str, Any]:
         **experts,
         "weight_bytes": weights.num_bytes,
         "dtype": config.dtype,
+        "quantization": "fp8, a scale for 128 x 128 weights" if config.is_fp8 else None,
         "layers": config.num_layers,
         "hidden_size": config.hidden_size,
         "heads": config.num_heads,

@@ -1,9 +1,12 @@
-"""What `auto` means: the device, the type of weights and activations, the type of the KV cache."""
+"""What `auto` means: the device, the type of weights and activations, the type of the KV cache; and
+what becomes of fp8 weights.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from nvcli import kernels
 from nvcli.errors import DeviceError
 
 
@@ -37,3 +40,11 @@ def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     named = getattr(torch, name)
     assert isinstance(named, torch.dtype), name
     return named
+
+
+def weights_dtype(dtype: torch.dtype, device: torch.device, *, is_fp8: bool) -> str:
+    """How the layers' weights lie in memory, in a report's words. is_fp8: in the checkpoint."""
+    name = str(dtype).removeprefix("torch.")
+    if not is_fp8:
+        return name
+    return "float8_e4m3fn" if kernels.keeps_fp8(device) else f"{name} from float8_e4m3fn"

@@ -16,7 +16,12 @@ import torch
 
 from nvcli import kernels
 from nvcli.config import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
-from nvcli.engine.device_choice import resolve_device, resolve_dtype, resolve_kv_dtype
+from nvcli.engine.device_choice import (
+    resolve_device,
+    resolve_dtype,
+    resolve_kv_dtype,
+    weights_dtype,
+)
 from nvcli.engine.device_state import DeviceState
 from nvcli.engine.kv_cache import (
     DEFAULT_SHARE,
@@ -58,6 +63,7 @@ class StartupReport:
 
     device: str
     dtype: str
+    weights_dtype: str  # as `dtype`, "float8_e4m3fn", or "... from float8_e4m3fn"
     kv_cache_dtype: str
     attention_backend: str
     attention_reason: str
@@ -163,6 +169,7 @@ class ModelRunner(StepRunner):
         self.startup = StartupReport(
             device=torch.cuda.get_device_name(self.device) if kind == "cuda" else "cpu",
             dtype=str(self.dtype).removeprefix("torch."),
+            weights_dtype=weights_dtype(self.dtype, self.device, is_fp8=model_config.is_fp8),
             kv_cache_dtype=str(self._spec.dtype).removeprefix("torch."),
             attention_backend=getattr(self.attention, "name", type(self.attention).__name__),
             attention_reason=reason,

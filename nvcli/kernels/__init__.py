@@ -59,20 +59,32 @@ def linear(
     bias: Tensor | None,
     out: Tensor | None = None,
     *,
+    scales: Tensor | None = None,
     deterministic: bool = False,
     as_addends: bool = False,
 ) -> Tensor:
     """x W^T + b.
 
     x:       [T, in]
-    weight:  [out, in]
+    weight:  [out, in], of x's type, or float8_e4m3fn
     bias:    [out] or None
     out:     [T, out] to write to, where there is no bias
+    scales:  [out / 128, in / 128] float32, with an fp8 weight alone: what a block of it is times
     returns  [T, out], contiguous
 
     deterministic: on CUDA, no row's result depends on the others, nor on how many they are
     as_addends: the result may be its addends instead, [S, T, out] float32
     """
+    if scales is not None and _use_triton(x):
+        from nvcli.kernels import fp8_gemm
+
+        op = "deterministic" if deterministic else "addends" if as_addends else "linear"
+        done = fp8_gemm.product(op, x, weight, scales, bias, out)
+        if done is not None:
+            return done
+        weight = fp8_gemm.dequantise(weight, scales, x.dtype)
+    elif scales is not None:
+        weight = reference.dequantise_weight(weight, scales, x.dtype)
     if deterministic and _use_triton(x):
         from nvcli.kernels import gemm
 
@@ -98,10 +110,11 @@ def linear(
     return reference.linear(x, weight, bias)
 
 
-def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> bool:
     """Whether the kernels for few rows may take the product."""
     is_dense = x.is_contiguous() and weight.is_contiguous()
-    return bias is None and x.dim() == 2 and x.dtype == weight.dtype and is_dense
+    is_type = x.dtype == weight.dtype or scales is not None
+    return bias is None and x.dim() == 2 and is_type and is_dense
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -139,6 +152,7 @@ def norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     *,
+    scales: Tensor | None = None,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(linear(rms_norm(x + residual)), x + residual).
@@ -146,17 +160,18 @@ def norm_linear(
     x:            [T, E], or addends of it, [S, T, E] float32
     residual:     [T, E]; without it the second result is x
     norm_weight:  [E]
-    weight:       [out, E]
+    weight:       [out, E], and its `scales` as in `linear`
     bias:         [out] or None
     """
-    if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
+    if _use_triton(x) and _is_plain(x, weight, bias, scales) and not deterministic:
         from nvcli.kernels import gemv, tuned
 
-        cut = tuned.choose_with_norm("linear", x.shape[0], x.shape[1])
+        is_fp8 = scales is not None
+        cut = tuned.choose_with_norm("linear", x.shape[0], x.shape[1], is_fp8=is_fp8)
         if cut is not None:
-            return gemv.norm_linear(x, residual, norm_weight, eps, weight, cut)
+            return gemv.norm_linear(x, residual, norm_weight, eps, weight, cut, scales)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
-    return linear(normed, weight, bias, deterministic=deterministic), total
+    return linear(normed, weight, bias, scales=scales, deterministic=deterministic), total
 
 
 def norm_swiglu(
@@ -167,31 +182,45 @@ def norm_swiglu(
     weight: Tensor,
     bias: Tensor | None,
     *,
+    scales: Tensor | None = None,
     deterministic: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(silu_and_mul(linear(rms_norm(x + residual))), x + residual).
 
     weight: [2F, E], gate above up; the rest as in `norm_linear`; the first result is [T, F]
     """
-    if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
+    if _use_triton(x) and _is_plain(x, weight, bias, scales) and not deterministic:
         from nvcli.kernels import gemv, tuned
 
-        whole = tuned.choose_with_norm("swiglu", x.shape[0], x.shape[1])
+        is_fp8 = scales is not None
+        whole = tuned.choose_with_norm("swiglu", x.shape[0], x.shape[1], is_fp8=is_fp8)
         if whole is not None:
-            return gemv.norm_swiglu(x, residual, norm_weight, eps, weight, whole)
+            return gemv.norm_swiglu(x, residual, norm_weight, eps, weight, whole, scales)
     normed, total = _norm_of_sum(x, residual, norm_weight, eps)
-    return linear_swiglu(normed, weight, bias, deterministic=deterministic), total
+    inner = linear_swiglu(normed, weight, bias, scales=scales, deterministic=deterministic)
+    return inner, total
 
 
 def linear_swiglu(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, deterministic: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    scales: Tensor | None = None,
+    deterministic: bool = False,
 ) -> Tensor:
     """silu_and_mul(linear(x)).
 
     x:       [T, E]
-    weight:  [2F, E], gate above up
+    weight:  [2F, E], gate above up, and its `scales` as in `linear`
     returns  [T, F]
     """
+    if scales is not None and _use_triton(x) and not deterministic:
+        from nvcli.kernels import fp8_gemm
+
+        done = fp8_gemm.product("swiglu", x, weight, scales, bias, None)
+        if done is not None:
+            return done
     if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
         from nvcli.kernels import cuts, gemm, skinny, tuned
 
@@ -201,7 +230,8 @@ def linear_swiglu(
             return skinny.swiglu(x, weight, cut)
         if isinstance(cut, cuts.Tiles):
             return gemm.swiglu(x, weight, cut)
-    return silu_and_mul(linear(x, weight, bias, deterministic=deterministic))
+    gate_up = linear(x, weight, bias, scales=scales, deterministic=deterministic)
+    return silu_and_mul(gate_up)
 
 
 def _norm_of_sum(
@@ -353,7 +383,17 @@ def store_kv(
 
 
 def _has_dtype(cache: Tensor) -> bool:
-    """Whether kernels for this device know the cache's type: fp8 from compute capability 8.9."""
-    if cache.dtype != torch.float8_e4m3fn or cache.device.type != "cuda":
-        return True
-    return torch.cuda.get_device_capability(cache.device) >= (8, 9)
+    """Whether kernels for this device know the cache's type."""
+    is_fp8 = cache.dtype == torch.float8_e4m3fn
+    return not is_fp8 or cache.device.type != "cuda" or _has_fp8(cache.device)
+
+
+def _has_fp8(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def keeps_fp8(device: torch.device) -> bool:
+    """Whether fp8 weights stay what they are on this device. Where no kernel multiplies them as
+    they are stored, they become the activations' type when they are loaded.
+    """
+    return device.type == "cuda" and HAS_TRITON and _has_fp8(device)

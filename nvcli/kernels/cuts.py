@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nvcli.types import FP8_BLOCK
+
 # --- products ------------------------------------------------------------------------------------
 
 MAX_NORM_COLUMNS = 2048
@@ -67,7 +69,7 @@ def gemv_cut(size: int, num_outputs: int) -> Gemv:
     return Gemv(outputs, piece, _gemv_warps(outputs * piece))
 
 
-def norm_gemv_cut(size: int, *, is_swiglu: bool) -> Gemv | None:
+def norm_gemv_cut(size: int, *, is_swiglu: bool, is_fp8: bool = False) -> Gemv | None:
     """One row whose norm is computed in the product. None: apart from it.
 
     Every program reads all of x, the residual and the norm's weights. With long rows that is as
@@ -76,7 +78,7 @@ def norm_gemv_cut(size: int, *, is_swiglu: bool) -> Gemv | None:
     if size > MAX_NORM_COLUMNS:
         return None
     width = next_power_of_2(size)
-    outputs = 4 if width <= 1024 else 2
+    outputs = (4 if width <= 1024 else 2) * (1 + is_fp8)  # as many bytes of it
     return Gemv(outputs, width, _gemv_warps(outputs * width * (1 + is_swiglu)))
 
 
@@ -107,6 +109,56 @@ def deterministic_tiles(num_outputs: int) -> Tiles:
 
 def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
+
+
+# --- products with fp8 weights -------------------------------------------------------------------
+
+FP8_ROWS = 512  # beyond it the operations decide, which a library has faster
+FP8_SWIGLU_ROWS = 64  # two sums of more do not fit into the registers
+FP8_FLOAT32_ROWS = 16  # nor does one in float32, which tensor cores do not take
+NUM_SMS = 132  # fewer programs leave some without work
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Tiles:
+    """`fp8_gemm`: rows and outputs of a tile, splits of the columns, warps, and stages."""
+
+    rows: int
+    outputs: int
+    splits: int
+    warps: int
+    stages: int
+
+
+DETERMINISTIC_FP8 = Fp8Tiles(rows=64, outputs=64, splits=1, warps=4, stages=4)
+
+
+def fp8_gemv_cut(size: int, num_outputs: int) -> Gemv:
+    """As many bytes a program as of a dense weight."""
+    dense = gemv_cut(size, num_outputs)
+    warps = _gemv_warps(2 * dense.outputs * dense.columns)
+    if dense.columns < size:
+        return Gemv(dense.outputs, 2 * dense.columns, warps)
+    return Gemv(2 * dense.outputs, dense.columns, warps)
+
+
+def fp8_tiles(
+    op: str, num_rows: int, size: int, num_outputs: int, *, is_float32: bool
+) -> Fp8Tiles | None:
+    """op: as in `tuned.choose`. None: so many rows are the library's."""
+    most = FP8_SWIGLU_ROWS if op == "swiglu" else FP8_ROWS
+    if num_rows > (FP8_FLOAT32_ROWS if is_float32 else most):
+        return None
+    if num_rows > 64 and -(-num_rows // 128) * (num_outputs // 128) >= NUM_SMS:
+        return Fp8Tiles(rows=128, outputs=128, splits=1, warps=8, stages=3)
+    rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    stages = 4 if rows == 64 else 6  # of small tiles more have to be on their way
+    programs = -(-num_rows // rows) * (num_outputs // 64)
+    if op == "addends":
+        splits = min(-(-3 * NUM_SMS // (2 * programs)), size // FP8_BLOCK // 2, 8)
+        return Fp8Tiles(rows, 64, max(splits, 1), warps=4, stages=stages)
+    outputs = 32 if programs < NUM_SMS and rows < 64 else 64
+    return Fp8Tiles(rows, outputs, splits=1, warps=4, stages=stages)
 
 
 # --- attention -----------------------------------------------------------------------------------

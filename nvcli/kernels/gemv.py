@@ -12,7 +12,7 @@ kernels: qkv with norm, rotary store, attention, o, gate and up with norm and Sw
     y = x W^T                       linear
 
 Sums are float32. The norm's result is rounded as the separate kernel rounds it. More rows are
-`skinny`'s.
+`skinny`'s. With an fp8 weight a block's scale multiplies the activations, in float32.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels.launch import launch_options
+from nvcli.types import FP8_BLOCK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,11 +39,24 @@ def _dot_rows(w, x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _load_scales(  # type: ignore[no-untyped-def]
+    scales_ptr, row, start, K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The scales of one row of W, from column `start` on: [WIDTH] float32, 0 behind the last."""
+    COUNT: tl.constexpr = WIDTH // BLOCK
+    block = start // BLOCK + tl.arange(0, COUNT)
+    of_row = scales_ptr + (row // BLOCK) * (K // BLOCK)
+    scales = tl.load(of_row + block, mask=block < K // BLOCK, other=0.0)
+    return tl.reshape(tl.broadcast_to(scales[:, None], (COUNT, BLOCK)), (WIDTH,))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,  # [K]
     residual_ptr,  # [K]
     norm_ptr,  # [K]
     w_ptr,  # [N, K], or [2 N, K] with SwiGLU: gate, then up
+    scales_ptr,  # [rows of W / BLOCK, K / BLOCK] float32
     y_ptr,  # [N]
     total_ptr,  # [K]
     eps,
@@ -52,6 +66,7 @@ def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
     OUTPUTS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
+    BLOCK: tl.constexpr,  # of an fp8 weight: rows and columns of a scale; 0: the weight has none
     PDL: tl.constexpr,
 ):
     # 1. Weights first: they depend on nothing that runs before.
@@ -67,6 +82,12 @@ def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
     if SWIGLU:
         up = tl.load(w_ptr + N * K + at, mask=is_weight, other=0.0, eviction_policy="evict_first")
     norm = tl.load(norm_ptr + k, mask=is_k, other=0.0).to(tl.float32)
+    scales, up_scales = norm, norm
+    if BLOCK:
+        first = tl.program_id(0) * OUTPUTS
+        scales = _load_scales(scales_ptr, first, 0, K, K_POW2, BLOCK)
+        if SWIGLU:
+            up_scales = _load_scales(scales_ptr, N + first, 0, K, K_POW2, BLOCK)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -80,9 +101,9 @@ def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
         x = total.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / K + eps)
     x = (x * scale * norm).to(x_ptr.dtype.element_ty).to(tl.float32)
-    y = _dot_rows(w, x)
+    y = _dot_rows(w, x * scales if BLOCK else x)
     if SWIGLU:
-        y = y * tl.sigmoid(y) * _dot_rows(up, x)
+        y = y * tl.sigmoid(y) * _dot_rows(up, x * up_scales if BLOCK else x)
     tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -90,11 +111,13 @@ def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
 def _gemv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,  # [K]
     w_ptr,  # [N, K]
+    scales_ptr,  # [N / BLOCK, K / BLOCK] float32
     y_ptr,  # [N]
     N: tl.constexpr,
     K: tl.constexpr,
     PIECE: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    BLOCK: tl.constexpr,  # as above
     PDL: tl.constexpr,
 ):
     # 1. The first piece of the weights, before anything is waited for.
@@ -105,11 +128,16 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     is_n = (n < N)[:, None]
     at = n[:, None].to(tl.int64) * K + k[None, :]
     w = tl.load(w_ptr + at, mask=is_n & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    first = tl.program_id(0) * OUTPUTS
+    scales = w
+    if BLOCK:
+        scales = _load_scales(scales_ptr, first, 0, K, PIECE, BLOCK)
     if PDL:
         tl.extra.cuda.gdc_wait()
 
     # 2. Piece by piece, x against it.
-    y = _dot_rows(w, tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32))
+    x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
+    y = _dot_rows(w, x * scales if BLOCK else x)
     for start in range(PIECE, K, PIECE):
         is_k = start + k < K
         w = tl.load(
@@ -118,7 +146,10 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
             other=0.0,
             eviction_policy="evict_first",
         )
-        y += _dot_rows(w, tl.load(x_ptr + start + k, mask=is_k, other=0.0).to(tl.float32))
+        x = tl.load(x_ptr + start + k, mask=is_k, other=0.0).to(tl.float32)
+        if BLOCK:
+            x *= _load_scales(scales_ptr, first, start, K, PIECE, BLOCK)
+        y += _dot_rows(w, x)
     tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -129,17 +160,21 @@ def norm_linear(
     eps: float,
     weight: Tensor,
     cut: Gemv,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(norm(x + residual) W^T, x + residual). Reference: `reference.norm_linear`.
 
     x, residual:  [1, K]; without residual the second result is x
     norm_weight:  [K]
     weight:       [N, K]
+    scales:       of an fp8 weight, as in `kernels.linear`
 
     Reads N K elements of weights once.
     """
     num_outputs = weight.shape[0]
-    return _launch_norm(x, residual, norm_weight, eps, weight, num_outputs, cut, is_swiglu=False)
+    return _launch_norm(
+        x, residual, norm_weight, eps, weight, scales, num_outputs, cut, is_swiglu=False
+    )
 
 
 def norm_swiglu(
@@ -149,6 +184,7 @@ def norm_swiglu(
     eps: float,
     weight: Tensor,
     cut: Gemv,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(silu(gate) * up, x + residual), gate and up being norm(x + residual) W^T. Reference:
     `reference.norm_swiglu`.
@@ -156,7 +192,9 @@ def norm_swiglu(
     weight: [2F, K], gate above up; the rest as in `norm_linear`; the first result is [1, F]
     """
     num_outputs = weight.shape[0] // 2
-    return _launch_norm(x, residual, norm_weight, eps, weight, num_outputs, cut, is_swiglu=True)
+    return _launch_norm(
+        x, residual, norm_weight, eps, weight, scales, num_outputs, cut, is_swiglu=True
+    )
 
 
 def _launch_norm(
@@ -165,6 +203,7 @@ def _launch_norm(
     norm_weight: Tensor,
     eps: float,
     weight: Tensor,
+    scales: Tensor | None,
     num_outputs: int,
     cut: Gemv,
     *,
@@ -181,6 +220,7 @@ def _launch_norm(
         x if residual is None else residual,
         norm_weight,
         weight,
+        norm_weight if scales is None else scales,
         y,
         total,
         eps,
@@ -190,17 +230,25 @@ def _launch_norm(
         OUTPUTS=cut.outputs,
         HAS_RESIDUAL=residual is not None,
         SWIGLU=is_swiglu,
+        BLOCK=0 if scales is None else FP8_BLOCK,
         **launch_options(x.device, num_warps=cut.warps),
     )
     return y, total
 
 
-def linear(x: Tensor, weight: Tensor, cut: Gemv, out: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    cut: Gemv,
+    out: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> Tensor:
     """x W^T. Reference: `reference.linear`.
 
     x:       [1, K]
     weight:  [N, K]
     out:     [1, N], contiguous; made where it is not given
+    scales:  of an fp8 weight, as in `kernels.linear`
 
     Reads N K elements of weights once.
     """
@@ -213,11 +261,13 @@ def linear(x: Tensor, weight: Tensor, cut: Gemv, out: Tensor | None = None) -> T
     _gemv_kernel[(triton.cdiv(num_outputs, cut.outputs),)](
         x,
         weight,
+        y if scales is None else scales,
         y,
         N=num_outputs,
         K=size,
         PIECE=cut.columns,
         OUTPUTS=cut.outputs,
+        BLOCK=0 if scales is None else FP8_BLOCK,
         **launch_options(x.device, num_warps=cut.warps),
     )
     return y

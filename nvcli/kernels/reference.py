@@ -13,11 +13,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nvcli.types import FP8_BLOCK
+
 FP8_MAX = 448.0  # of float8_e4m3fn
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
+    if scales is not None:
+        weight = dequantise_weight(weight, scales, x.dtype)
     return functional.linear(x, weight, bias)
+
+
+def dequantise_weight(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """weight[n, k] * scales[n // 128, k // 128], multiplied in float32 and rounded once.
+
+    weight:   [N, K] float8_e4m3fn, N and K multiples of FP8_BLOCK
+    scales:   [N / 128, K / 128] float32
+    returns   [N, K] of `dtype`
+    """
+    rows, columns = scales.shape
+    blocks = weight.to(torch.float32).view(rows, FP8_BLOCK, columns, FP8_BLOCK)
+    return blocks.mul_(scales[:, None, :, None]).view_as(weight).to(dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -47,9 +63,10 @@ def norm_linear(
     eps: float,
     weight: Tensor,
     bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     total = x if residual is None else added_up(x, residual.dtype) + residual
-    return linear(rms_norm(total, norm_weight, eps), weight, bias), total
+    return linear(rms_norm(total, norm_weight, eps), weight, bias, scales), total
 
 
 def norm_swiglu(
@@ -59,8 +76,9 @@ def norm_swiglu(
     eps: float,
     weight: Tensor,
     bias: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    gate_up, total = norm_linear(x, residual, norm_weight, eps, weight, bias)
+    gate_up, total = norm_linear(x, residual, norm_weight, eps, weight, bias, scales)
     return silu_and_mul(gate_up), total
 
 

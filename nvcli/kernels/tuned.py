@@ -22,7 +22,7 @@ import torch
 
 from nvcli.errors import UsageError
 from nvcli.kernels import cuts
-from nvcli.kernels.cuts import Attention, Gemv, Product, Split, Tiles
+from nvcli.kernels.cuts import Attention, Fp8Tiles, Gemv, Product, Split, Tiles
 
 TABLE = Path(__file__).with_name("tuned.json")
 DEFAULT_GPU = "sm_90"  # of the interpreter, and of kernels compiled ahead
@@ -67,9 +67,32 @@ def choose(
     return _choose(op, num_rows, size, num_outputs, gpu_of(device), dtype.itemsize)
 
 
-def choose_with_norm(op: str, num_rows: int, size: int) -> Gemv | None:
+def choose_with_norm(op: str, num_rows: int, size: int, *, is_fp8: bool = False) -> Gemv | None:
     """The same where the norm of the input would be computed in it; None: it is apart."""
-    return cuts.norm_gemv_cut(size, is_swiglu=op == "swiglu") if num_rows == 1 else None
+    if num_rows != 1:
+        return None
+    return cuts.norm_gemv_cut(size, is_swiglu=op == "swiglu", is_fp8=is_fp8)
+
+
+@lru_cache(maxsize=4096)
+def choose_fp8(
+    op: str, num_rows: int, size: int, num_outputs: int, dtype: torch.dtype, *, is_plain: bool
+) -> Gemv | Fp8Tiles | None:
+    """Who takes a product with an fp8 weight as it is stored, by rules alone, none of which is
+    measured; None: the library, with a dense copy of the weight.
+
+    op: as in `choose`, or `deterministic`, where the answer is the same for every number of rows
+    is_plain: without a bias, all contiguous
+    """
+    is_float32 = dtype == torch.float32
+    if op == "deterministic":
+        return None if is_float32 else cuts.DETERMINISTIC_FP8
+    assert op in OPS, f"no op {op!r}"
+    if num_rows == 1 and is_plain:
+        return None if op == "swiglu" else cuts.fp8_gemv_cut(size, num_outputs)
+    if num_rows > _max_rows():
+        return None
+    return cuts.fp8_tiles(op, num_rows, size, num_outputs, is_float32=is_float32)
 
 
 def attention(device: torch.device) -> Attention:
@@ -165,3 +188,4 @@ def forget() -> None:
     """What was read, after a change of the environment: for tests and sweeps."""
     _table_of.cache_clear()
     _choose.cache_clear()
+    choose_fp8.cache_clear()

@@ -49,6 +49,7 @@ class Attention(nn.Module):
             bias=config.qkv_bias,
             dtype=dtype,
             device=device,
+            is_fp8=config.is_fp8,
         )
         self.o_proj = Linear(
             q,
@@ -57,6 +58,7 @@ class Attention(nn.Module):
             dtype=dtype,
             device=device,
             group=group,
+            is_fp8=config.is_fp8,
         )
         self.eps = config.rms_norm_eps
         self.rotary_factor = config.rope.attention_factor
@@ -80,7 +82,7 @@ class Attention(nn.Module):
         so a row w of the projection gives at most sqrt(E) |w * weight| (Cauchy-Schwarz) and a bias.
         """
         D, first = self.head_dim, self.num_heads * self.head_dim
-        weight = self.qkv_proj.weight[first:].float() * norm.weight.float()
+        weight = self.qkv_proj.dense_weight(torch.float32, first) * norm.weight.float()
         spread = torch.linalg.vector_norm(weight, dim=1) * weight.shape[1] ** 0.5
         bias = torch.zeros_like(spread)
         if self.qkv_proj.bias is not None:

@@ -8,6 +8,9 @@ Under tensor parallelism a parameter is this rank's share: of the rows of each p
 columns (see `nvcli.parallel`). In the second case the product is this rank's part of a sum, as is
 what the embedding gives, and the norm that takes it adds the ranks' parts up (`layers.norm`).
 
+A weight may be float8_e4m3fn with a scale for each block of 128 x 128, as in Qwen3-*-FP8; shares of
+it are made of whole blocks. Where no kernel multiplies it so, it becomes dense once it is loaded.
+
 Parameters are born as NaN: a row that no tensor filled cannot pass for a weight.
 """
 
@@ -19,7 +22,9 @@ import torch
 from torch import nn
 
 from nvcli import kernels
+from nvcli.kernels.reference import dequantise_weight
 from nvcli.parallel import SOLO, Share, TPGroup
+from nvcli.types import FP8_BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +34,10 @@ if TYPE_CHECKING:
 
 def unfilled(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
     """A parameter full of NaN, to be filled by the loader."""
-    data = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    if dtype == torch.float8_e4m3fn:
+        data = torch.full(shape, 0x7F, dtype=torch.uint8, device=device).view(dtype)
+    else:
+        data = torch.full(shape, float("nan"), dtype=dtype, device=device)
     return nn.Parameter(data, requires_grad=False)
 
 
@@ -60,7 +68,10 @@ class Linear(nn.Module):
     parts: name in the checkpoint -> output rows, in order. A plain layer has one part.
     in_features: a share that is not whole makes a row-parallel layer, whose products are parts of a
     sum over the group. All ranks have the bias, and the first one adds it.
+    is_fp8: the checkpoint has the weight in fp8; `dtype` is what it is multiplied in.
     """
+
+    weight_scale_inv: nn.Parameter | None  # [out / 128, in / 128] float32, of an fp8 weight
 
     def __init__(
         self,
@@ -71,15 +82,23 @@ class Linear(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         group: TPGroup = SOLO,
+        is_fp8: bool = False,
     ) -> None:
         super().__init__()
+        self.dtype = dtype
         self.deterministic = False  # see `kernels.linear`; the runner sets it
         self.parts = parts
         self.columns = Share.all_of(in_features) if isinstance(in_features, int) else in_features
         self.is_part = not self.columns.is_whole
         self.adds_bias = not self.is_part or group.rank == 0
         out_features = sum(share.size for share in parts.values())
-        self.weight = unfilled(out_features, self.columns.size, dtype=dtype, device=device)
+        shape = (out_features, self.columns.size)
+        stored = torch.float8_e4m3fn if is_fp8 else dtype
+        self.weight = unfilled(*shape, dtype=stored, device=device)
+        self.weight_scale_inv = None
+        if is_fp8:
+            blocks = (size // FP8_BLOCK for size in shape)
+            self.weight_scale_inv = unfilled(*blocks, dtype=torch.float32, device=device)
         self.bias = unfilled(out_features, dtype=dtype, device=device) if bias else None
         start = 0
         for share in parts.values():
@@ -97,12 +116,31 @@ class Linear(nn.Module):
         if self.is_part or self.bias is not None:
             return cast("Tensor", self(x))
         return kernels.linear(
-            x, self.weight, None, deterministic=self.deterministic, as_addends=True
+            *(x, self.weight, None),
+            scales=self.weight_scale_inv,
+            deterministic=self.deterministic,
+            as_addends=True,
         )
 
     def product(self, x: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         """x W^T, into `out` where it is given."""
-        return kernels.linear(x, self.weight, bias, out, deterministic=self.deterministic)
+        return kernels.linear(
+            *(x, self.weight, bias, out),
+            scales=self.weight_scale_inv,
+            deterministic=self.deterministic,
+        )
+
+    def dense_weight(self, dtype: torch.dtype, first_row: int = 0) -> Tensor:
+        """[out - first_row, in]: the rows from `first_row` on, where a block of fp8 begins."""
+        rows = self.weight[first_row:]
+        if self.weight_scale_inv is None:
+            return rows.to(dtype)
+        return dequantise_weight(rows, self.weight_scale_inv[first_row // FP8_BLOCK :], dtype)
+
+    def after_load(self) -> None:
+        if self.weight_scale_inv is not None and not kernels.keeps_fp8(self.weight.device):
+            self.weight = nn.Parameter(self.dense_weight(self.dtype), requires_grad=False)
+            self.weight_scale_inv = None
 
     def checkpoint_parts(self) -> Iterator[tuple[str, Part]]:
         """(checkpoint name, what it fills), relative to the layer's parent module."""
@@ -111,9 +149,19 @@ class Linear(nn.Module):
             rows = slice(start, start + share.count)
             shape = (share.whole, self.columns.whole)
             yield f"{name}.weight", Part(self.weight[rows], shape, share, self.columns)
+            if self.weight_scale_inv is not None:
+                yield f"{name}.weight_scale_inv", self._scales_part(start, share)
             if self.bias is not None:
                 yield f"{name}.bias", Part(self.bias[rows], (share.whole,), share)
             start += share.size
+
+    def _scales_part(self, start: int, share: Share) -> Part:
+        """Of the part whose rows begin at `start`."""
+        assert self.weight_scale_inv is not None, "fp8 has scales"
+        rows, columns = share.in_blocks(FP8_BLOCK), self.columns.in_blocks(FP8_BLOCK)
+        first = start // FP8_BLOCK
+        target = self.weight_scale_inv[first : first + rows.count]
+        return Part(target, (rows.whole, columns.whole), rows, columns)
 
 
 class Embedding(nn.Module):

@@ -61,6 +61,7 @@ class RMSNorm(nn.Module):
         x = self.group.all_reduce(x)
         return kernels.norm_linear(
             *(x, residual, self.weight, self.eps, projection.weight, projection.bias),
+            scales=projection.weight_scale_inv,
             deterministic=projection.deterministic,
         )
 
@@ -71,11 +72,15 @@ class RMSNorm(nn.Module):
         found = self.group.add_rms_norm(x, residual, self.weight, self.eps)
         if found is not None:
             normed, total = found
-            return kernels.linear_swiglu(
-                normed, gate_up.weight, gate_up.bias, deterministic=gate_up.deterministic
-            ), total
+            inner = kernels.linear_swiglu(
+                *(normed, gate_up.weight, gate_up.bias),
+                scales=gate_up.weight_scale_inv,
+                deterministic=gate_up.deterministic,
+            )
+            return inner, total
         x = self.group.all_reduce(x)
         return kernels.norm_swiglu(
             *(x, residual, self.weight, self.eps, gate_up.weight, gate_up.bias),
+            scales=gate_up.weight_scale_inv,
             deterministic=gate_up.deterministic,
         )

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Literal, Self, cast
 
 from nvcli.errors import ModelNotFoundError, UnsupportedModelError, UsageError
+from nvcli.models.fp8_config import read_fp8
 from nvcli.models.json_file import JsonFile
 from nvcli.models.moe_config import MoeConfig, read_moe
 from nvcli.models.rope_config import RopeConfig, read_rope
+from nvcli.types import FP8_BLOCK
 
 CheckpointDType = Literal["float32", "float16", "bfloat16"]
 
@@ -64,7 +66,8 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     moe: MoeConfig | None = None
     rope: RopeConfig = field(default_factory=RopeConfig)
-    dtype: CheckpointDType = "float32"
+    dtype: CheckpointDType = "float32"  # of what is not fp8
+    is_fp8: bool = False  # the layers' weights are float8_e4m3fn with a scale a block
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     sampling_defaults: dict[str, float] = field(default_factory=dict)
@@ -114,31 +117,35 @@ class ModelConfig:
 
     def check_tensor_parallel(self, size: int) -> None:
         """Raises `UsageError` where the model cannot be shared by so many ranks."""
-        if size == 1:
+        problem = self._sharing_problem(size)
+        if problem is None:
             return
+        fitting = [n for n in range(1, self.num_heads + 1) if self._sharing_problem(n) is None]
+        raise UsageError(
+            f"--tensor-parallel-size {size}: {problem}",
+            hint=f"It can be {', '.join(map(str, fitting))}.",
+            param="tensor_parallel_size",
+        )
+
+    def _sharing_problem(self, size: int) -> str | None:
+        if size == 1:
+            return None
         heads, kv_heads = self.num_heads, self.num_kv_heads
+        if heads % size or (kv_heads % size and size % kv_heads):
+            return f"the model's {heads} heads and {kv_heads} KV heads cannot be shared equally"
         inner = {"MLP": self.intermediate_size}
         if self.moe is not None:
             inner = inner if self.num_moe_layers < self.num_layers else {}
             inner["experts"] = self.moe.intermediate_size
-        uneven = [f"{name} of {width}" for name, width in inner.items() if width % size]
-        if heads % size or (kv_heads % size and size % kv_heads):
-            problem = f"the model's {heads} heads and {kv_heads} KV heads"
-        elif uneven:
-            problem = f"the model's {uneven[0]}"
-        else:
-            return
-        fitting = [
-            n
-            for n in range(1, heads + 1)
-            if not (heads % n or (kv_heads % n and n % kv_heads))
-            and not any(width % n for width in inner.values())
-        ]
-        raise UsageError(
-            f"--tensor-parallel-size {size}: {problem} cannot be shared equally",
-            hint=f"It can be {', '.join(map(str, fitting))}.",
-            param="tensor_parallel_size",
-        )
+        for name, width in inner.items():
+            if width % size:
+                return f"the model's {name} of {width} cannot be shared equally"
+        shares = [heads // size * self.head_dim, max(1, kv_heads // size) * self.head_dim]
+        shares += [width // size for width in inner.values()]
+        cut = [share for share in shares if share % FP8_BLOCK]
+        if self.is_fp8 and cut:
+            return f"a rank's share of {cut[0]} would cut the fp8 weights' blocks of {FP8_BLOCK}"
+        return None
 
     @classmethod
     def from_hf(cls, folder: str | Path) -> Self:
@@ -174,6 +181,8 @@ class ModelConfig:
         max_position_embeddings = raw.count("max_position_embeddings")
         vocab_size = raw.count("vocab_size")
         attention_bias = raw.flag("attention_bias")
+        intermediate_size = raw.count("intermediate_size")
+        sizes = (hidden_size, num_heads * head_dim, num_kv_heads * head_dim, intermediate_size)
         return cls(
             architecture=architecture,
             hidden_size=hidden_size,
@@ -181,7 +190,7 @@ class ModelConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            intermediate_size=raw.count("intermediate_size"),
+            intermediate_size=intermediate_size,
             vocab_size=vocab_size,
             max_position_embeddings=max_position_embeddings,
             rms_norm_eps=raw.number("rms_norm_eps", 1e-6),
@@ -193,6 +202,7 @@ class ModelConfig:
             moe=read_moe(raw) if family.has_experts else None,
             rope=read_rope(raw, max_position_embeddings),
             dtype=_dtype(raw),
+            is_fp8=read_fp8(raw, sizes, has_experts=family.has_experts),
             eos_token_ids=_eos_token_ids(vocab_size, raw, generation),
             bos_token_id=next(iter(raw.token_ids("bos_token_id")), None),
             sampling_defaults=_sampling_defaults(generation),
@@ -212,10 +222,6 @@ def _architecture(raw: JsonFile) -> str:
 
 
 def _refuse_unsupported(raw: JsonFile) -> None:
-    quantization = raw.data.get("quantization_config") or raw.data.get("compression_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise raw.error(f"quantization_config ({method or 'unnamed'}) is not supported yet")
     activation = raw.data.get("hidden_act", "silu")
     if activation != "silu":
         raise raw.error(f"hidden_act {activation!r} is not supported, only silu")

@@ -38,12 +38,16 @@ class Qwen3MLP(nn.Module):
         group: TPGroup = SOLO,
     ) -> None:
         super().__init__()
-        hidden, bias = config.hidden_size, config.mlp_bias
+        hidden, bias, is_fp8 = config.hidden_size, config.mlp_bias, config.is_fp8
         inner = group.share(config.intermediate_size)
         parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = Linear(hidden, parts, bias=bias, dtype=dtype, device=device)
+        self.gate_up_proj = Linear(
+            hidden, parts, bias=bias, dtype=dtype, device=device, is_fp8=is_fp8
+        )
         outputs = {"down_proj": Share.all_of(hidden)}
-        self.down_proj = Linear(inner, outputs, bias=bias, dtype=dtype, device=device, group=group)
+        self.down_proj = Linear(
+            inner, outputs, bias=bias, dtype=dtype, device=device, group=group, is_fp8=is_fp8
+        )
 
     def forward(
         self, x: Tensor, residual: Tensor, norm: RMSNorm

@@ -26,9 +26,10 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The tensors of a folder, counted."""
+    """The tensors of a folder, counted; scales of quantised weights are no parameters."""
 
     num_parameters: int
+    num_fp8: int  # of them
     num_bytes: int
     dtypes: tuple[str, ...]
     files: tuple[str, ...]
@@ -40,16 +41,17 @@ class DamagedFileError(ValueError):
 
 def read_weights(folder: Path) -> Weights:
     """Raises `DamagedFileError` for the first file that cannot be read."""
-    count, size = 0, 0
+    count, fp8, size = 0, 0, 0
     dtypes: set[str] = set()
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
-        for entry in read_header(file).values():
+        for name, entry in read_header(file).items():
             elements = math.prod(entry["shape"])
-            count += elements
+            count += 0 if name.endswith("_scale_inv") else elements
+            fp8 += elements if entry["dtype"].startswith("F8_") else 0
             size += elements * _BITS.get(entry["dtype"], 8) // 8
             dtypes.add(entry["dtype"])
-    return Weights(count, size, tuple(sorted(dtypes)), tuple(f.name for f in files))
+    return Weights(count, fp8, size, tuple(sorted(dtypes)), tuple(f.name for f in files))
 
 
 def read_header(file: Path) -> dict[str, Any]:

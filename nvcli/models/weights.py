@@ -43,9 +43,11 @@ HEAD_NAME = "lm_head.weight"
 EMBEDDING_NAME = "model.embed_tokens.weight"
 MAX_READERS = 8
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+FP8 = torch.float8_e4m3fn
 # Tables that old checkpoints save beside their weights; they follow from the configuration.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 DUMMY_STD = 0.02
+DUMMY_FP8_STD = 64.0  # of fp8 weights before their scale: well inside of what fp8 holds
 
 
 class CausalLM(Protocol):
@@ -94,14 +96,19 @@ def fill_dummy(model: CausalLM, *, is_tied: bool, seed: int = 0) -> None:
         if "norm" in name:
             parameter.data.fill_(1.0)
             continue
+        if name.endswith("weight_scale_inv"):
+            parameter.data.fill_(DUMMY_STD / DUMMY_FP8_STD)
+            continue
         generator = torch.Generator(parameter.device).manual_seed(seed * 100_003 + index)
-        if all(part.is_whole for part in parts[name]):
+        is_fp8 = parameter.dtype == FP8
+        if not is_fp8 and all(part.is_whole for part in parts[name]):
             parameter.data.normal_(0.0, DUMMY_STD, generator=generator)
             continue
         # A share of the same numbers that one rank alone would hold.
         shape = (sum(part.shape[0] for part in parts[name]), *parts[name][0].shape[1:])
-        whole = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
-        whole.normal_(0.0, DUMMY_STD, generator=generator)
+        dtype = torch.float32 if is_fp8 else parameter.dtype
+        whole = torch.empty(shape, dtype=dtype, device=parameter.device)
+        whole.normal_(0.0, DUMMY_FP8_STD if is_fp8 else DUMMY_STD, generator=generator)
         start = 0
         for part in parts[name]:
             part.target.copy_(part.cut(whole[start : start + part.shape[0]]))
@@ -269,7 +276,12 @@ def _read_file(
         for name in names:
             part, stored_name = targets[name], files[name][1]
             stored = handle.get_slice(stored_name)
-            if stored.get_dtype() not in FLOAT_DTYPES:
+            if part.target.dtype == FP8 and stored.get_dtype() != "F8_E4M3":
+                raise WeightsError(
+                    f"{folder / file}: {stored_name} is {stored.get_dtype()}, "
+                    "the configuration says F8_E4M3"
+                )
+            if part.target.dtype != FP8 and stored.get_dtype() not in FLOAT_DTYPES:
                 raise WeightsError(
                     f"{folder / file}: {stored_name} is {stored.get_dtype()}, "
                     f"only {', '.join(FLOAT_DTYPES)} are supported"
@@ -291,10 +303,17 @@ def _read_file(
 def _check_filled(targets: dict[str, Target], folder: Path) -> None:
     """No NaN anywhere: neither left from birth nor read from the file. One read-back."""
     names = list(targets)
-    is_nan = torch.stack([targets[name].target.sum(dtype=torch.float32).isnan() for name in names])
+    is_nan = torch.stack([_has_nan(targets[name].target) for name in names])
     bad = [name for name, flag in zip(names, is_nan.tolist(), strict=True) if flag]
     if bad:
         raise WeightsError(f"{folder}: {_listing(bad)} holds values that are not numbers")
+
+
+def _has_nan(target: torch.Tensor) -> torch.Tensor:
+    """[] bool"""
+    if target.dtype == FP8:  # which few devices add up
+        return (target.view(torch.uint8) & 0x7F).eq(0x7F).any()
+    return target.sum(dtype=torch.float32).isnan()
 
 
 def _after_load(model: CausalLM) -> None:

@@ -34,13 +34,16 @@ def startup_lines(report: Startup) -> list[str]:
     where, each = report.device, ""
     if num_ranks > 1:
         where, each = f"{num_ranks} x {report.device} (sums: {report.all_reduce})", " each"
-    kind = "" if report.kv_cache_dtype == report.dtype else f" in {report.kv_cache_dtype}"
+    kind, weights_kind = (
+        "" if dtype == report.dtype else f" in {dtype}"
+        for dtype in (report.kv_cache_dtype, report.weights_dtype)
+    )
     mode = ", deterministic" if report.deterministic else ""
     lines = [
         f"{where}, {report.dtype}{mode}, attention {report.attention_backend}"
         f" ({report.attention_reason})",
-        f"weights {report.weights_bytes / 2**30:.2f} GiB, KV cache {report.pool_bytes / 2**30:.2f}"
-        f" GiB{each}{kind} for {spaced(tokens)} tokens",
+        f"weights{weights_kind} {report.weights_bytes / 2**30:.2f} GiB,"
+        f" KV cache {report.pool_bytes / 2**30:.2f} GiB{each}{kind} for {spaced(tokens)} tokens",
     ]
     if report.num_kernels:
         lines.append(

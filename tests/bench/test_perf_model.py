@@ -68,6 +68,16 @@ def test_costs_of_experts() -> None:
     assert not model.is_compute_bound(256)
 
 
+def test_fp8_weights_are_a_byte_each_and_their_scales() -> None:
+    dense = shape("8B")
+    fp8 = replace(dense, is_fp8=True)
+    saved = dense.p_lin - 4 * dense.p_lin // 128**2
+    assert dense.bytes_per_step - fp8.bytes_per_step == saved
+    assert dense.bytes_of_weights - fp8.bytes_of_weights == saved
+    assert round(fp8.bytes_of_weights / 1e9, 3) == 9.437
+    assert fp8.linear_flops(7, 1) == dense.linear_flops(7, 1)
+
+
 def test_pairs() -> None:
     assert pairs_of(4, 0) == 1 + 2 + 3 + 4
     assert pairs_of(2, 10) == 11 + 12

@@ -136,6 +136,21 @@ def test_a_plan_takes_a_calibration_of_the_same_engine(
     assert plan("--max-num-seqs", "5")["l_max"] == 5
 
 
+@pytest.mark.torch
+def test_plan_of_fp8_weights(tmp_path: Path) -> None:
+    from benchmarks.engine.workloads import write_shape
+    from nvcli.bench.planner import make_plan
+
+    def shape(gpu: str, name: str = "qwen3-8b-fp8") -> Shape:
+        none: dict[str, Any] = dict.fromkeys(("device", "dtype", "share", "slots"))
+        model = write_shape(tmp_path / name, name)
+        return make_plan(model, gpu=gpu, n_in=128, n_out=128, **none).model.shape
+
+    assert shape("H200").is_fp8
+    assert not shape("A100-SXM4-80GB").is_fp8  # where they become bfloat16
+    assert shape("A100-SXM4-80GB") == shape("A100-SXM4-80GB", "qwen3-8b")
+
+
 def test_sweep_finds_the_curve_it_was_made_of(tmp_path: Path) -> None:
     """Requests of 50 ms up to 4 places; with 8 places each takes 100 ms: the same rate."""
     path = tmp_path / "s.jsonl"

@@ -116,6 +116,7 @@ class VirtualLLM:
         self.startup = StartupReport(
             device="H200",
             dtype="bfloat16",
+            weights_dtype="bfloat16",
             kv_cache_dtype="bfloat16",
             attention_backend="none",
             attention_reason="",

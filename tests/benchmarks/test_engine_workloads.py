@@ -71,6 +71,18 @@ def test_floors_by_hand() -> None:
     assert workloads.floor_s(shape, job) == pytest.approx(both)
 
 
+def test_fp8_weights_have_a_floor_of_their_own() -> None:
+    dense, fp8 = SHAPES["qwen3-8b"], SHAPES["qwen3-8b-fp8"]
+    assert dense.bytes_read(1) == 15_136_194_560
+    # 6,945,767,424 bytes in the layers and 423,936 scales of 4; a head of 622,329,856 in 16 bits
+    assert fp8.bytes_read(8) == 6_945_767_424 + 4 * 423_936 + 2 * 622_329_856
+    floors = [1e3 * workloads.decode_floor_s(shape, [1], [2]) for shape in (dense, fp8)]
+    assert floors == [pytest.approx(3.371, abs=1e-3), pytest.approx(1.824, abs=1e-3)]
+    assert workloads.prefill_floor_s(dense, [512]) == workloads.prefill_floor_s(fp8, [512])
+    assert fp8.config()["quantization_config"]
+    assert fp8.config().keys() - dense.config().keys() == {"quantization_config"}
+
+
 @pytest.mark.torch
 def test_the_driver_measures_a_tiny_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

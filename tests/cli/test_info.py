@@ -69,6 +69,36 @@ def test_show_tells_active_parameters_of_experts(cli: Cli, tmp_path: Path) -> No
     assert f"{facts['active_parameters']:,}".replace(",", " ") in text
 
 
+def test_a_model_with_fp8_weights(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.fp8_checkpoint import FP8, write_fp8_checkpoint
+    from tests.text.tiny_tokenizer import write_tokenizer
+
+    folder = tmp_path / "tiny-fp8"
+    tensors = write_fp8_checkpoint(folder)
+    write_tokenizer(folder, vocab_size=290)
+    sizes = {name: t.numel() for name, t in tensors.items() if not name.endswith("_scale_inv")}
+    fp8 = sum(t.numel() for t in tensors.values() if t.dtype == FP8)
+    facts = json.loads(cli("models", "show", str(folder), "--json").out)
+    assert facts["parameters"] == sum(sizes.values())
+    assert facts["weight_bytes"] == sum(t.nbytes for t in tensors.values())
+    assert facts["quantization"] == "fp8, a scale for 128 x 128 weights"
+    assert "quantization        -" in cli("models", "show", "demo").out
+    result = cli("models", "verify", str(folder))
+    assert (result.code, "BAD" in result.out) == (0, False)
+
+    def memory() -> str:
+        checks = json.loads(cli("doctor", "-m", str(folder), "--device", "cpu", "--json").out)
+        return next(c["text"] for c in checks["checks"] if c["name"] == "memory")
+
+    dense = f"{4 * sum(sizes.values()) / 1e6:.1f} MB of weights"
+    assert memory().startswith(f"{dense} (fp8 ones become float32 here) and")
+    monkeypatch.setattr("nvcli.kernels.keeps_fp8", lambda device: True)
+    kept = 4 * (sum(sizes.values()) - fp8) + fp8 + 4 * fp8 // 128**2
+    assert memory().startswith(f"{kept / 1e6:.1f} MB of weights and")
+
+
 def test_verify_finds_what_is_damaged(cli: Cli, cache: Path) -> None:
     result = cli("models", "verify", "Example/Tiny")
     assert (result.code, result.err) == (0, "")

@@ -159,6 +159,7 @@ def check_equal_to_eager(
     max_num_seqs: int = 5,
     tolerance: float = 1e-4,
     model: dict[str, Any] | None = None,
+    write: Callable[..., object] | None = None,
     **options: Any,
 ) -> None:
     import tempfile
@@ -168,7 +169,7 @@ def check_equal_to_eager(
     from tests.tiny import write_tiny_checkpoint
 
     folder = Path(tempfile.mkdtemp())
-    write_tiny_checkpoint(folder, **model or {})
+    (write or write_tiny_checkpoint)(folder, **model or {})
     eager = make_runner(folder, captured=False, max_num_seqs=max_num_seqs, **options)
     plain = generate(eager, 0, num_seqs)
     kernels._use_triton = lambda x: True
@@ -244,6 +245,35 @@ def check_with_experts() -> None:
 @pytest.mark.timeout(600)
 def test_captured_steps_with_experts_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_with_experts")
+
+
+def check_with_fp8_weights() -> None:
+    from nvcli import kernels
+    from nvcli.kernels import cuts, fp8_gemm
+    from tests.fp8_checkpoint import write_fp8_checkpoint
+
+    calls = dict.fromkeys(("linear", "linear_addends", "swiglu", "dequantise"), 0)
+
+    def counted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls[name] += 1
+            return run(*args, **kwargs)
+
+        return call
+
+    for name in calls:
+        setattr(fp8_gemm, name, counted(name, getattr(fp8_gemm, name)))
+    kernels.keeps_fp8 = lambda device: True
+    cuts.FP8_FLOAT32_ROWS = 8  # so that the bucket of 16 tokens takes the other way
+    check_equal_to_eager(write=write_fp8_checkpoint, model={"layers": 1})
+    assert all(calls.values()), calls
+
+
+@needs_triton
+@pytest.mark.interpret
+@pytest.mark.timeout(600)
+def test_captured_steps_with_fp8_weights_equal_the_eager_loop() -> None:
+    run_in_interpreter("tests.engine.test_captured_steps", "check_with_fp8_weights")
 
 
 def check_a_long_day() -> None:

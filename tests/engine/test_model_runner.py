@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from nvcli import kernels
 from nvcli.config import EngineConfig
 from nvcli.engine.device_choice import resolve_device, resolve_dtype
 from nvcli.engine.model_runner import ModelRunner
@@ -18,6 +19,7 @@ from nvcli.errors import DeviceError, EngineClosedError, EngineError, OutOfMemor
 from nvcli.kernels.noise import noise_keys, uniforms
 from nvcli.models.config import ModelConfig
 from nvcli.types import SamplingParams
+from tests.fp8_checkpoint import FP8, write_fp8_checkpoint
 from tests.tiny import write_tiny_checkpoint
 
 pytestmark = pytest.mark.torch
@@ -132,6 +134,26 @@ def test_it_is_a_step_device_and_says_what_it_loaded(folder: Path) -> None:
     assert report.weights_bytes >= sum(p.numel() * 4 for p in parameters)
     assert set(report.stage_s) == {"weights", "attention", "profile", "kv_cache", "graphs"}
     assert (runner.depth, runner.max_num_batched_tokens) == (0, 1024)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_report_says_what_became_of_fp8_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    monkeypatch.setattr(kernels, "keeps_fp8", lambda device: keeps)
+    tensors = write_fp8_checkpoint(tmp_path)
+    runner = make_runner(tmp_path)
+    fp8 = sum(t.numel() for t in tensors.values() if t.dtype == FP8)
+    weights = sum(t.numel() for name, t in tensors.items() if not name.endswith("_scale_inv"))
+    report = runner.startup
+    assert report.dtype == "float32"
+    rotary = sum(b.nbytes for b in runner.model.buffers())  # type: ignore[attr-defined]
+    if keeps:
+        assert report.weights_dtype == "float8_e4m3fn"
+        assert report.weights_bytes == rotary + fp8 + 4 * fp8 // 128**2 + 4 * (weights - fp8)
+    else:
+        assert report.weights_dtype == "float32 from float8_e4m3fn"
+        assert report.weights_bytes == rotary + 4 * weights
 
 
 def test_greedy_is_the_argmax_of_a_plain_forward(folder: Path) -> None:

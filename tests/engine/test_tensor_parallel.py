@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from nvcli import kernels
 from nvcli.config import EngineConfig
 from nvcli.engine.core import EngineCore
 from nvcli.engine.model_runner import ModelRunner
@@ -23,6 +24,7 @@ from tests.builders import Log, run
 from tests.engine.rank_threads import RankThreads
 from tests.engine.short_sums import LibrarySums
 from tests.engine.test_model_runner import Driver
+from tests.fp8_checkpoint import write_fp8_checkpoint
 from tests.tiny import stack_experts, write_tensors, write_tiny_checkpoint
 
 pytestmark = pytest.mark.torch
@@ -133,6 +135,32 @@ def test_sums_of_few_rows_are_the_short_ones(
             assert torch.equal(logits, found[0])
         for sums in short:
             assert sums.calls == ["norm" if fuses_norm else "sum"] * num_sums
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize(("size", "load_format"), [(2, "auto"), (4, "auto"), (2, "dummy")])
+def test_fp8_weights_are_shared_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, load_format: str, keeps: bool
+) -> None:
+    """keeps: as on a GPU, where they stay fp8."""
+    monkeypatch.setattr(kernels, "keeps_fp8", lambda device: keeps)
+    folder = tmp_path / "tiny"
+    write_fp8_checkpoint(folder, attention_bias=True)
+    config = config_of(load_format=load_format)
+    ranks = RankThreads(size, folder, config)
+    try:
+        plan = plan_of([PROMPT, PROMPT[4:]])
+        alone = solo(folder, load_format=load_format)
+        expected = logits_of(alone, plan)
+        for is_short in (False, True):
+            for runner in ranks.runners if is_short else ():
+                runner.group.short = LibrarySums(runner.group, 32, fuses_norm=True)
+            for logits in ranks.everywhere(lambda rank: logits_of(ranks.runners[rank], plan)):
+                torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        kind = "float8_e4m3fn" if keeps else "float32 from float8_e4m3fn"
+        assert {runner.startup.weights_dtype for runner in [alone, *ranks.runners]} == {kind}
+    finally:
+        ranks.close()
 
 
 @pytest.mark.parametrize("model", [{"vocab": 301}, MOE], ids=["dense", "moe"])

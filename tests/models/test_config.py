@@ -6,12 +6,13 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nvcli.errors import ModelError, ModelNotFoundError, UnsupportedModelError
+from nvcli.errors import ModelError, ModelNotFoundError, UnsupportedModelError, UsageError
 from nvcli.models.config import ModelConfig
 from nvcli.models.moe_config import MoeConfig
 from nvcli.models.rope_config import RopeConfig
@@ -60,6 +61,18 @@ def read(
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     return ModelConfig.from_hf(folder)
+
+
+def fp8(**changes: Any) -> dict[str, Any]:
+    """quantization_config as Qwen3-0.6B-FP8 has it."""
+    quantization = {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": ["lm_head", "model.layers.0.post_attention_layernorm"],
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    }
+    return {"quantization_config": quantization | changes}
 
 
 def error_of(folder: Path, **changes: Any) -> str:
@@ -162,6 +175,35 @@ def test_experts_in_some_layers(tmp_path: Path) -> None:
 )
 def test_refusals_of_experts(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     assert error_of(tmp_path, **QWEN3_30B_A3B | changes) == CONFIG + message
+
+
+def test_fp8_weights(tmp_path: Path) -> None:
+    dense = read(tmp_path)
+    assert not dense.is_fp8
+    assert read(tmp_path, **fp8()) == replace(dense, is_fp8=True)
+    spellings = [
+        fp8(modules_to_not_convert=None, scale_fmt=None, fmt=None),
+        fp8(ignored_layers=["model.norm", "model.embed_tokens", "model.layers.1.mlp.gate"]),
+        fp8(scale_fmt="float", modules_to_convert=[]),
+    ]
+    assert all(read(tmp_path, **changes).is_fp8 for changes in spellings)
+
+
+def test_ranks_share_whole_fp8_blocks(tmp_path: Path) -> None:
+    """Qwen3-4B's MLP of 9,728 is 76 blocks, so it goes over 4 ranks and not over 8."""
+    sizes = {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32}
+    read(tmp_path, **sizes).check_tensor_parallel(8)
+    config = read(tmp_path, **sizes, **fp8())
+    config.check_tensor_parallel(4)
+    with pytest.raises(UsageError) as caught:
+        config.check_tensor_parallel(8)
+    assert str(caught.value) == (
+        "--tensor-parallel-size 8: a rank's share of 1216 would cut the fp8 weights' blocks of "
+        "128. It can be 1, 2, 4."
+    )
+    one_head = read(tmp_path, **fp8(), head_dim=64, num_key_value_heads=2)
+    with pytest.raises(UsageError, match="share of 64 would cut"):
+        one_head.check_tensor_parallel(2)
 
 
 def test_qwen2_has_biases_on_qkv_alone(tmp_path: Path) -> None:
@@ -308,8 +350,73 @@ def test_default_rope_in_transformers_5_style(tmp_path: Path) -> None:
         ),
         ({"architectures": []}, CONFIG + "architectures is missing"),
         (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            CONFIG + "quantization_config: quant_method 'awq' is not supported, only 'fp8'",
+        ),
+        (
+            {"quantization_config": {"bits": 4}},
+            CONFIG + "quantization_config: quant_method None is not supported, only 'fp8'",
+        ),
+        (
+            {"compression_config": {"quant_method": "compressed-tensors"}},
+            CONFIG
+            + "compression_config: quant_method 'compressed-tensors' is not supported, only 'fp8'",
+        ),
+        ({"quantization_config": "fp8"}, CONFIG + "quantization_config must be an object"),
+        (
             {"quantization_config": {"quant_method": "fp8"}},
-            CONFIG + "quantization_config (fp8) is not supported yet",
+            CONFIG + "quantization_config: weight_block_size None is not supported, "
+            "only [128, 128]",
+        ),
+        (
+            fp8(weight_block_size=[64, 128]),
+            CONFIG + "quantization_config: weight_block_size [64, 128] is not supported, "
+            "only [128, 128]",
+        ),
+        (
+            fp8(activation_scheme="static"),
+            CONFIG + "quantization_config: activation_scheme 'static' is not supported, "
+            "only 'dynamic'",
+        ),
+        (
+            fp8(fmt="e5m2"),
+            CONFIG + "quantization_config: fmt 'e5m2' is not supported, only 'e4m3'",
+        ),
+        (
+            fp8(scale_fmt="ue8m0"),
+            CONFIG + "quantization_config: scale_fmt 'ue8m0' is not supported, only 'float'",
+        ),
+        (
+            fp8(modules_to_convert=["model.embed_tokens"]),
+            CONFIG + "quantization_config: modules_to_convert ['model.embed_tokens'] "
+            "is not supported, only []",
+        ),
+        (
+            fp8(modules_to_not_convert=["lm_head", "model.layers.3.mlp.down_proj"]),
+            CONFIG + "quantization_config: modules_to_not_convert has "
+            "model.layers.3.mlp.down_proj, whose weights have to be fp8 here",
+        ),
+        (
+            fp8(ignored_layers=["model.layers.0"]),
+            CONFIG + "quantization_config: ignored_layers has model.layers.0, "
+            "whose weights have to be fp8 here",
+        ),
+        (
+            fp8(ignored_layers="lm_head"),
+            CONFIG + "quantization_config: ignored_layers must be a list of modules' names",
+        ),
+        (
+            fp8() | {"hidden_size": 960},
+            CONFIG + "fp8 weights: 960 is not made of whole blocks of 128",
+        ),
+        (
+            fp8() | {"num_key_value_heads": 1, "head_dim": 64},
+            CONFIG + "fp8 weights: 64 is not made of whole blocks of 128",
+        ),
+        (
+            QWEN3_30B_A3B | fp8(),
+            CONFIG + "quantization_config: experts in fp8 are not supported, "
+            "only dense models are",
         ),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from nvcli.repl.commands import COMMANDS, completions, find_command, interpret, 
 from nvcli.repl.screen import Screen
 from nvcli.repl.session import Session
 from nvcli.repl.shell import Shell
-from tests.fakes import FakeLLM, Reply
+from tests.fakes import STARTUP, FakeLLM, Reply
 
 
 class Typed:
@@ -140,6 +141,11 @@ def test_set_and_show() -> None:
         "cpu, float32, attention torch (the only one here)\n"
         "weights 1.00 GiB, KV cache 0.50 GiB for 1 600 tokens\n"
         "weights 0.10 s, KV cache 0.25 s\n"
+    )
+    given = vars(STARTUP) | {"weights_dtype": "float8_e4m3fn", "kv_cache_dtype": "bfloat16"}
+    typed.llm.startup = SimpleNamespace(**given)
+    assert "\nweights in float8_e4m3fn 1.00 GiB, KV cache 0.50 GiB in bfloat16 for" in typed(
+        "/show model"
     )
     assert typed("/show prompt") == "Nothing was said yet.\n"
     typed("hi")
