@@ -50,8 +50,9 @@ fmt: $(DEV)  ## format, and fix what ruff can fix
 test-gpu: $(DEV)  ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
 
-soak: $(DEV)  ## campaigns at full size, with printed seeds
+soak: $(DEV)  ## campaigns at full size, with printed seeds; random examples
 	@$(BIN)/python -m pytest -m soak --timeout 3600
+	@$(BIN)/python -m pytest --hypothesis-profile random $$(grep -rl hypothesis tests --include='test_*.py')
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

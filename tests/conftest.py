@@ -12,13 +12,16 @@ import pytest
 with contextlib.suppress(ImportError):  # the GPU tests run without it
     from hypothesis import HealthCheck, settings
 
-    # How long an example takes says something about the machine, not about what is tested.
-    settings.register_profile(
-        "patient",
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    )
-    settings.load_profile("patient")
+    # How long an example takes says something about the machine, not about what is tested. The
+    # usual run has the same examples each time; `make soak` looks for others.
+    for name, is_fixed in (("fixed", True), ("random", False)):
+        settings.register_profile(
+            name,
+            deadline=None,
+            derandomize=is_fixed,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+        )
+    settings.load_profile("fixed")
 
 # A background job ignores Ctrl-C and hands that on; tests that send it start from the usual.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-PATIENCE_S = 240.0  # below pytest's own limit, so that a test says itself what did not come about
+PATIENCE_S = 480.0  # below pytest's own limit, so that a test says itself what did not come about
 
 T = TypeVar("T")
 

@@ -194,7 +194,6 @@ def check_equal_to_eager(
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(1200)
 def test_captured_steps_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_equal_to_eager")
 
@@ -206,7 +205,6 @@ def check_with_an_fp8_cache() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(1200)
 def test_captured_steps_with_an_fp8_cache_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_with_an_fp8_cache")
 
@@ -231,7 +229,6 @@ def check_with_products_in_tiles() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(1200)
 def test_captured_steps_with_products_in_tiles_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_with_products_in_tiles")
 
@@ -242,7 +239,6 @@ def check_with_experts() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(600)
 def test_captured_steps_with_experts_equal_the_eager_loop() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_with_experts")
 
@@ -282,7 +278,6 @@ def check_a_long_day() -> None:
 
 @needs_triton
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
 def test_captured_steps_equal_the_eager_loop_over_a_long_day() -> None:
     run_in_interpreter("tests.engine.test_captured_steps", "check_a_long_day")
 

@@ -124,7 +124,6 @@ def check_same_text_with_and_without() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(1200)
 def test_the_same_text_with_and_without() -> None:
     run_in_interpreter("tests.engine.test_shared_steps", "check_same_text_with_and_without")
 
@@ -201,7 +200,6 @@ def test_groups_are_looked_for_when_rows_come_or_go_and_else_stay() -> None:
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 def test_text_on_cuda(monkeypatch: pytest.MonkeyPatch, kv_cache_dtype: str) -> None:
     """The built-in model in bfloat16, 48 questions behind one long text: *equal* to the text

@@ -84,7 +84,6 @@ def test_what_fits() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("check", ["check_sums", "check_norms", "check_waits_end"])
 def test_kernel_source_between_processes(check: str) -> None:
     run_in_interpreter("tests.kernels.test_all_reduce", check)
@@ -122,7 +121,6 @@ def compile_for_hopper() -> None:
 
 @needs_triton
 @pytest.mark.torch
-@pytest.mark.timeout(1200)
 def test_words_leave_whole_and_behind_the_wait(tmp_path: Path) -> None:
     code = f"from {__name__} import compile_for_hopper as f; f(); print('done')"
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}

@@ -109,7 +109,6 @@ def check_all_in_float32() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(1200)
 def test_kernel_sources_in_the_interpreter() -> None:
     run_in_interpreter("tests.kernels.test_deterministic_kernels", "check_all_in_float32")
 

@@ -112,7 +112,6 @@ def with_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> None
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(1200)
 def test_kernel_sources_in_the_interpreter() -> None:
     run_in_interpreter("tests.kernels.test_gemm", "check_all_in_float32")
 

@@ -51,7 +51,6 @@ def check_shape(
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(1200)
 def test_kernel_source_in_the_interpreter() -> None:
     """In its own process: Triton decides when it is imported whether it interprets."""
     code = (

@@ -244,7 +244,6 @@ def check_all_in_float32() -> None:
 
 @needs_triton
 @pytest.mark.interpret
-@pytest.mark.timeout(900)
 def test_kernel_sources_in_the_interpreter() -> None:
     run_in_interpreter("tests.kernels.test_shared_attention", "check_all_in_float32")
 

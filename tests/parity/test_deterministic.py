@@ -97,7 +97,6 @@ def test_the_option_is_checked() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(1200)
 def test_exact_ids_on_cuda() -> None:
     """The built-in model in bfloat16: alone, in batches, in chunks, cached, preempted, captured and
     not. Every text is the same, to the id.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -295,8 +297,18 @@ def test_a_template_cannot_run_away(name: str) -> None:
 
 def test_limits_are_per_rendering() -> None:
     template = "{% for a in range(15000) %}{% endfor %}done"
+    limits = replace(LIMITS, max_seconds=60.0)
     for _ in range(3):
-        assert render_template(template, {}, LIMITS) == "done"
+        assert render_template(template, {}, limits) == "done"
+
+
+def test_a_rendering_has_only_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(seconds)))
+    limits = TemplateLimits(max_seconds=50.0)
+    assert render_template("{% for a in range(20) %}{% endfor %}done", {}, limits) == "done"
+    with pytest.raises(TemplateError, match="it took longer than 50 s"):
+        render_template("{% for a in range(99) %}{% endfor %}", {}, limits)
 
 
 # --- our own additions ---------------------------------------------------------------------------
