@@ -109,7 +109,8 @@ def _draw_histogram(
         for limit, text in PERCEPTION_MS if with_marks else ():
             if limit <= 1.2 * high:
                 axis.axvline(limit, color="gray", ls=":")
-                axis.text(limit, axis.get_ylim()[1], f" {text}", va="top", fontsize=7)
+                place = axis.get_xaxis_transform()  # to the top, whatever is drawn later
+                axis.text(limit, 0.98, f" {text}", va="top", fontsize=7, transform=place)
     failed = len(values) - len(finite)
     axis.set_title(f"{name}: {len(finite)} requests" + (f", {failed} failed" if failed else ""))
     axis.set_xlabel("ms")

@@ -229,4 +229,4 @@ async def probe(client: Client, planned: Planned) -> float:
         await client.send(planned, record)
         if record.status == OK:
             return time.monotonic() - start
-    raise EndpointError(f"{client.endpoint.url} refuses a request: {record.error}")
+    raise EndpointError(f"{client.endpoint.url} does not answer a request: {record.error}")

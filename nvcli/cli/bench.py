@@ -9,7 +9,7 @@ import typer
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli.app import Command, Group, settings_of
 from nvcli.cli.bench_bundles import OutputOptions, WorkloadOptions  # noqa: TC001
-from nvcli.cli.bench_shared import check_positive, finish, loaded, stored_run
+from nvcli.cli.bench_shared import check_positive, check_warmup, finish, loaded, stored_run
 from nvcli.cli.bundles import bundled
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import UsageError
@@ -137,6 +137,7 @@ def throughput(
     Without --requests or --duration: 512 requests, 64 on the CPU.
     """
     check_positive(concurrency=concurrency, requests=requests, duration=duration, repeat=repeat)
+    check_warmup(warmup, duration)
     chosen = workload.workload()
     screen = settings_of(ctx).screen()
     output.check()

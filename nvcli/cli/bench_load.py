@@ -13,6 +13,7 @@ from nvcli.cli.bench_shared import (
     KEPT,
     check_positive,
     check_schedule,
+    check_warmup,
     finish,
     print_lines,
     stored_run,
@@ -101,6 +102,7 @@ def serve(
     point = Point(concurrency=concurrency, rate=rate, num_requests=requests, until_ci=until_ci)
     usual = SERVE_S if until_ci is None else LONGEST_S
     point.duration_s = duration or (None if requests or trace else usual)
+    check_warmup(client.warmup, point.duration_s)
     if rate is not None:
         check_schedule(rate, point.duration_s, requests)
     if trace is not None:
@@ -150,6 +152,7 @@ def sweep(
     from nvcli.bench.sweep import ladder
 
     seconds = duration or (RUNG_S if until_ci is None else LONGEST_S)
+    check_warmup(client.warmup, seconds)
     for rung in rates or ():
         check_schedule(rung, seconds, None)
     check_positive(concurrency=max(concurrencies or [1]))

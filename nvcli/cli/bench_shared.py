@@ -38,6 +38,14 @@ def check_positive(**values: float | None) -> None:
             raise UsageError(f"{flag} must be at most {most:,}", param=name)
 
 
+def check_warmup(warmup: str | float, duration: float | None) -> None:
+    """Raises `UsageError` where nothing would be left to measure."""
+    if duration is not None and warmup != "auto" and float(warmup) >= duration:
+        raise UsageError(
+            f"--warmup {float(warmup):g}s leaves nothing of {duration:g} s", param="warmup"
+        )
+
+
 def check_schedule(rate: float, seconds: float | None, requests: int | None) -> None:
     """Raises `UsageError` for an open loop of more requests than a schedule can hold."""
     number = requests if requests is not None else rate * (seconds or 0)
