@@ -96,7 +96,8 @@ def _point(
     duration = max(args.times, FEWEST / concurrency) * stay_s
     duration = min(max(duration, SHORTEST_S), args.duration)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_throughput(
+        path = Path(folder) / "run.jsonl"
+        run_throughput(
             bench,
             workload,
             concurrency=concurrency,
@@ -104,10 +105,10 @@ def _point(
             duration_s=duration,
             warmup="auto",
             slo={},
-            path=Path(folder) / "run.jsonl",
+            path=path,
             with_gpu=bench.device == "cuda",
         )
-        json_ = summarize(read_runs(outcome.path)[0]).json
+        json_ = summarize(read_runs(path)[0]).json
     rows = {row["name"]: (row["measured"], row["predicted"]) for row in json_["model_rows"]}
     pairs = {name: rows[theirs] for name, theirs in NAMES.items() if theirs in rows}
     print(

@@ -5,13 +5,10 @@ Client and stub share this machine, so it is what the client can do at least.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from nvcli.bench.children import stub_server
-from nvcli.bench.client import Client, Endpoint
-from nvcli.bench.load_run import Load, LoadRun
-from nvcli.bench.workload import Lengths, Workload
+from nvcli.bench.load_run import Load, run_on_stub
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +27,9 @@ def client_ceiling(duration_s: float = 1.0, concurrency: int = 16) -> Ceiling:
 
 def _drive(num_tokens: int, duration_s: float, concurrency: int) -> tuple[float, float]:
     """(requests a second, CPU seconds of each)."""
-
-    async def run(url: str) -> tuple[float, float]:
-        workload = Workload(in_len=Lengths.parse("8"), out_len=Lengths.parse(str(num_tokens)))
-        async with Client(Endpoint(url, "stub"), timeout_s=10) as client:
-            planned = workload.requests(vocab_size=100)
-            load = Load(concurrency=concurrency, duration_s=duration_s)
-            result = await LoadRun(client, load, planned, lambda record: None).run()
-        number = max(len(result.records), 1)
-        return number / result.wall_s, result.cpu_s / number
-
+    load = Load(concurrency=concurrency, duration_s=duration_s, fills=False)
     # tokens a millisecond apart, as they come from an engine: at once they would come in one read
     with stub_server(0, 0, 1.0 if num_tokens > 1 else 0) as url:
-        return asyncio.run(run(url))
+        result = run_on_stub(url, load, in_len=8, out_len=num_tokens)
+    number = max(len(result.records), 1)
+    return number / result.wall_s, result.cpu_s / number

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nvcli import __version__
 from nvcli.bench.calibrate import Calibration, key_of
 from nvcli.bench.machine import environment, hardware_of
 from nvcli.bench.nvml import gpu_facts
-from nvcli.bench.perf_model import Cost, Hardware, Shape, pairs_of
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape, pairs_of
 from nvcli.bench.record import StepRecord
 from nvcli.config import MAX_NUM_BATCHED_TOKENS
 
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BYTES = {**BYTES, "float8_e4m3fn": 1}
-
-
-class Progress(Protocol):
-    def __call__(self, text: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -95,13 +91,9 @@ class Bench:
             "environment": environment(self.device, device_name(llm)),
             "engine": {k: v for k, v in asdict(llm.config).items() if k != "model"},
             "slots": llm.max_num_seqs,
-            "perf_model": {
-                "shape": asdict(self.shape),
-                "cost": cost.as_json(),
-                "budget": self.budget,
-                "depth": self.depth,
-                "hardware": asdict(self.hardware),
-            },
+            "perf_model": PerfModel(self.shape, cost, self.budget, self.depth).as_json(
+                self.hardware
+            ),
         }
 
 

@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.limits import limit_rows
 from nvcli.bench.metrics import mean
-from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape
+from nvcli.bench.perf_model import PerfModel
 from nvcli.bench.workload import parse_prefix
 
 if TYPE_CHECKING:
+    from nvcli.bench.perf_model import Hardware
     from nvcli.bench.record import RequestRecord, Run
 
 
 def model_of(header: dict[str, Any]) -> tuple[PerfModel, Hardware] | None:
     """The model that was stored with a run; None for a foreign endpoint."""
     stored = header.get("perf_model")
-    if not stored:
-        return None
-    model = PerfModel(
-        Shape(**stored["shape"]), Cost(**stored["cost"]), stored["budget"], stored.get("depth", 0)
-    )
-    return model, Hardware(**stored["hardware"])
+    return PerfModel.from_json(stored) if stored else None
 
 
 def breakdown(done: list[RequestRecord]) -> dict[str, float | None]:

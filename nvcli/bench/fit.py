@@ -55,10 +55,6 @@ class Scaling:
         return self.x1 / self.sigma if self.sigma > 0 else None
 
     @property
-    def speedup_ceiling(self) -> float | None:
-        return 1 / self.sigma if self.sigma > 0 else None
-
-    @property
     def knee(self) -> float | None:
         """Kleinrock's: where X / W is largest, (1 - sigma) / sigma."""
         return (1 - self.sigma) / self.sigma if 0 < self.sigma < 1 else None

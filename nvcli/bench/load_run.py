@@ -15,14 +15,14 @@ import resource
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench.client import new_record
+from nvcli.bench.client import Client, Endpoint, new_record
 from nvcli.bench.precision import Divergence
 from nvcli.bench.record import ERROR, OK, RequestRecord, now_ns
+from nvcli.bench.workload import Lengths, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from nvcli.bench.client import Client
     from nvcli.bench.precision import Look
     from nvcli.bench.workload import Planned
 
@@ -42,6 +42,7 @@ class Load:
     stagger_s: float = 0.0
     max_len: int | None = None  # of a conversation
     looks: list[Look] = field(default_factory=list)  # each may end the sending
+    fills: bool = True  # keep places taken until all that counts has ended
 
 
 @dataclass(slots=True)
@@ -161,7 +162,7 @@ class LoadRun:
             await sleep_until(free)
             while not self._is_over_at(free):
                 free = await self._talk(next(self._planned), free)
-            if self._end is not None and self._has_more:
+            if load.fills and self._end is not None and self._has_more:
                 await self._fill(free, 2 * self._end - start)
 
         tasks = [asyncio.create_task(place(i)) for i in range(places)]
@@ -236,6 +237,18 @@ class LoadRun:
     def _keep(self, record: RequestRecord) -> None:
         self._result.records.append(record)
         self._on_record(record)
+
+
+def run_on_stub(url: str, load: Load, *, in_len: int, out_len: int) -> LoadResult:
+    """A load on a stub, which answers whatever it is asked."""
+
+    async def run() -> LoadResult:
+        workload = Workload(in_len=Lengths.parse(str(in_len)), out_len=Lengths.parse(str(out_len)))
+        async with Client(Endpoint(url, "stub"), timeout_s=10) as client:
+            planned = workload.requests(vocab_size=100)
+            return await LoadRun(client, load, planned, lambda record: None).run()
+
+    return asyncio.run(run())
 
 
 def _cpu_s() -> float:

@@ -21,34 +21,36 @@ from nvcli import __version__
 from nvcli.bench.perf_model import Hardware
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-# name -> (bytes/s, dense bfloat16 FLOP/s), NVIDIA datasheets; the longest name that fits wins
+# name -> (bytes/s, dense bfloat16 FLOP/s, bytes of memory), NVIDIA datasheets
 DATASHEET = {
-    "B200": (8.0e12, 2250e12),
-    "H200": (4.8e12, 989e12),
-    "H100 NVL": (3.9e12, 835e12),
-    "H100 PCIe": (2.0e12, 756e12),
-    "H100": (3.35e12, 989e12),
-    "GH200": (4.0e12, 989e12),
-    "A100-SXM4-80GB": (2.039e12, 312e12),
-    "A100": (1.555e12, 312e12),
-    "L40S": (864e9, 362e12),
-    "L4": (300e9, 121e12),
-    "A10": (600e9, 125e12),
-    "RTX 4090": (1008e9, 165e12),
-    "RTX 5090": (1792e9, 209e12),
-    "RTX 3090": (936e9, 71e12),
+    "B200": (8.0e12, 2250e12, 180e9),
+    "H200": (4.8e12, 989e12, 141e9),
+    "H100 NVL": (3.9e12, 835e12, 94e9),
+    "H100 PCIe": (2.0e12, 756e12, 80e9),
+    "H100": (3.35e12, 989e12, 80e9),
+    "GH200": (4.0e12, 989e12, 96e9),
+    "A100-SXM4-80GB": (2.039e12, 312e12, 80e9),
+    "A100": (1.555e12, 312e12, 40e9),
+    "L40S": (864e9, 362e12, 48e9),
+    "L4": (300e9, 121e12, 24e9),
+    "A10": (600e9, 125e12, 24e9),
+    "RTX 4090": (1008e9, 165e12, 24e9),
+    "RTX 5090": (1792e9, 209e12, 32e9),
+    "RTX 3090": (936e9, 71e12, 24e9),
 }
+
+
+def longest_fit(name: str, table: Collection[str]) -> str | None:
+    """The longest key that is part of a device's name."""
+    return max((key for key in table if key.lower() in name.lower()), key=len, default=None)
 
 
 def known_gpu(name: str) -> Hardware | None:
     """Datasheet rates, by any part of the device's name."""
-    fits = [key for key in DATASHEET if key.lower() in name.lower()]
-    if not fits:
-        return None
-    key = max(fits, key=len)
-    return Hardware(key, *DATASHEET[key])
+    key = longest_fit(name, DATASHEET)
+    return None if key is None else Hardware(key, *DATASHEET[key][:2])
 
 
 def hardware_of(device: str, device_name: str, dtype: str) -> Hardware:

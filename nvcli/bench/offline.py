@@ -1,11 +1,12 @@
-"""`bench latency` and `bench throughput`: in-process runs, stored as any other."""
+"""`bench latency` and `bench throughput`: in-process runs, stored as any other. Each tells whether
+Ctrl-C ended it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import calibrate, machine
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
 CARD_S, POINTS_S, MIN_LOAD_S = 60.0, 35.0, 10.0
 
 
-@dataclass(slots=True)
-class Outcome:
-    """Where the run was stored, and whether Ctrl-C ended it."""
-
-    path: Path
-    was_interrupted: bool = False
-
-
 def base_header(command: str, run_id: str) -> dict[str, Any]:
     return {
         "id": run_id,
@@ -49,7 +42,7 @@ def base_header(command: str, run_id: str) -> dict[str, Any]:
 
 def run_latency(
     bench: Bench, *, repeats: int, seed: int, progress: Callable[[str], None], path: Path
-) -> Outcome:
+) -> bool:
     """Micro-benchmarks and a calibration, which is stored for `plan` and the other verbs."""
     header = {**base_header("latency", id_in(path)), **bench.header(None)}
     header["load"] = {"mode": "steps", "text": f"single steps, {repeats} repeats"}
@@ -66,7 +59,7 @@ def run_latency(
             interrupted=measured.was_interrupted,
             calibration=found.as_json() if found is not None else None,
         )
-    return Outcome(path, measured.was_interrupted)
+    return measured.was_interrupted
 
 
 def run_throughput(
@@ -83,7 +76,7 @@ def run_throughput(
     points: Sequence[dict[str, Any]] = (),
     until_ci: float | None = None,
     with_gpu: bool = False,
-) -> Outcome:
+) -> bool:
     """A closed loop that keeps `concurrency` requests in the engine, without HTTP.
 
     `points` were measured before on the same engine and are stored with it. The first sends are
@@ -159,12 +152,12 @@ def run_throughput(
             process_cpu_s=time.process_time() - start_cpu,
             **gc_watch.as_json(),
         )
-    return Outcome(path, was_interrupted)
+    return was_interrupted
 
 
 def run_card(
     bench: Bench, workload: Workload, *, progress: Callable[[str], None], seed: int, path: Path
-) -> Outcome:
+) -> bool:
     """Bare `nvcli bench`: single steps, a calibration from them, and every slot busy; a minute."""
     workload.check_fits(bench.llm.max_model_len)
     start = time.monotonic()
@@ -179,7 +172,8 @@ def run_card(
     if measured.was_interrupted:
         if not measured.rows:
             raise InterruptedRunError("interrupted before anything was measured whole")
-        return _store_points(bench, measured, path)
+        _store_points(bench, measured, path)
+        return True
     if measured.calibration is not None:
         calibrate.save(measured.calibration)
     progress("every slot busy")
@@ -198,7 +192,7 @@ def run_card(
     )
 
 
-def _store_points(bench: Bench, measured: Measured, path: Path) -> Outcome:
+def _store_points(bench: Bench, measured: Measured, path: Path) -> None:
     """A card that was interrupted before its load."""
     header = {**base_header("card", id_in(path)), **bench.header(None)}
     header["load"] = {"mode": "steps", "text": "single steps"}
@@ -206,7 +200,6 @@ def _store_points(bench: Bench, measured: Measured, path: Path) -> Outcome:
         for row in measured.rows:
             run.point(**row)
         run.finish(interrupted=True)
-    return Outcome(path, was_interrupted=True)
 
 
 def essential_first(points: list[Point]) -> list[Point]:

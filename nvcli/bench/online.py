@@ -239,13 +239,7 @@ class Session:
         }
         if found is not None:
             header["slots"] = found.slots
-            header["perf_model"] = {
-                "shape": asdict(found.shape),
-                "cost": found.cost.as_json(),
-                "budget": found.budget,
-                "depth": found.depth,
-                "hardware": asdict(found.hardware),
-            }
+            header["perf_model"] = found.perf_model.as_json(found.hardware)
             header["resources"] = resources(
                 num_blocks=int(gauges.get("num_blocks", found.num_blocks or 0)),
                 block_size=found.block_size,

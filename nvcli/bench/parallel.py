@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from nvcli.bench.machine import longest_fit
 from nvcli.bench.perf_model import Cost
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ LINKS = {
 
 def link_of(gpu: str) -> Link:
     """By any part of the GPU's name; PCIe where NVLink is not known of."""
-    fits = [key for key in LINKS if key.lower() in gpu.lower()]
-    return LINKS[max(fits, key=len)] if fits else PCIE
+    key = longest_fit(gpu, LINKS)
+    return PCIE if key is None else LINKS[key]
 
 
 def spread(shape: Shape, hardware: Hardware, size: int) -> tuple[Shape, Hardware, Cost]:

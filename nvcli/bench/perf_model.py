@@ -19,7 +19,6 @@ from nvcli.models.moe_config import num_hit
 from nvcli.types import FP8_BLOCK
 
 if TYPE_CHECKING:
-    from nvcli.bench.under_load import Prediction
     from nvcli.models.config import ModelConfig
 
 PRIOR_BANDWIDTH, PRIOR_FLOPS = 0.8, 0.6  # efficiencies before anything was measured
@@ -215,6 +214,16 @@ class PerfModel:
     budget: int = 16_384  # tokens a step may hold
     depth: int = 0  # steps launched ahead of the one that runs
 
+    def as_json(self, hardware: Hardware) -> dict[str, Any]:
+        """What a run keeps of it, with the machine's peaks."""
+        return {**asdict(self), "hardware": asdict(hardware)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> tuple[Self, Hardware]:
+        shape, cost = Shape(**value["shape"]), Cost(**value["cost"])
+        model = cls(shape, cost, value["budget"], value.get("depth", 0))
+        return model, Hardware(**value["hardware"])
+
     # --- one step ---------------------------------------------------------------------------------
 
     def step(self, b: float, S: float, p: int = 0, pairs: float = 0, heads: float = 0) -> float:
@@ -277,28 +286,9 @@ class PerfModel:
 
     # --- under load -------------------------------------------------------------------------------
 
-    def throughput(self, b: float, n_in: int, n_out: float, cached: int = 0) -> float:
-        """X(B): requests a second with b running."""
-        return under_load.throughput(self, b, n_in, n_out, cached)
-
-    def closed(
-        self, b: int, n_in: int, n_out: float, slots: int | None = None, cached: int = 0
-    ) -> Prediction:
-        """A closed loop of b requests, of which `slots` run at once; `cached` tokens of a prompt
-        are in the KV cache already."""
-        return under_load.closed(self, b, n_in, n_out, slots, cached)
-
-    def open(
-        self,
-        rate: float,
-        n_in: int,
-        n_out: float,
-        slots: int,
-        arrival_cv: float = 1.0,
-        cached: int = 0,
-    ) -> Prediction | None:
-        """Arrivals at a rate; None where the queue would grow for ever."""
-        return under_load.open_loop(self, rate, n_in, n_out, slots, arrival_cv, cached)
+    throughput = under_load.throughput
+    closed = under_load.closed
+    open = under_load.open_loop
 
     def serial_share(self, n_in: int, n_out: float) -> float:
         """sigma of Amdahl's law: what batching cannot share of a lone request's time, while the

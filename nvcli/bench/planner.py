@@ -18,23 +18,6 @@ if TYPE_CHECKING:
     from nvcli.bench.perf_model import Hardware
     from nvcli.models.config import ModelConfig
 
-# name -> bytes of memory; where a plan is for a GPU that is not here
-MEMORY = {
-    "B200": 180e9,
-    "H200": 141e9,
-    "H100 NVL": 94e9,
-    "H100 PCIe": 80e9,
-    "H100": 80e9,
-    "GH200": 96e9,
-    "A100-SXM4-80GB": 80e9,
-    "A100": 40e9,
-    "L40S": 48e9,
-    "L4": 24e9,
-    "A10": 24e9,
-    "RTX 4090": 24e9,
-    "RTX 5090": 32e9,
-    "RTX 3090": 24e9,
-}
 WITHOUT_FP8 = ("A100-SXM4-80GB", "A100", "A10", "RTX 3090")  # before compute capability 8.9
 BLOCK_SIZE = 16
 
@@ -133,7 +116,7 @@ def _describe(
             raise UsageError(
                 f"no datasheet of {gpu!r} is known", hint=f"Known: {', '.join(DATASHEET)}."
             )
-        kind, memory, hardware = "cuda", MEMORY[known.name], known
+        kind, memory, hardware = "cuda", DATASHEET[known.name][2], known
         stored = dtype if dtype not in (None, "auto") else _half(config.dtype)
         is_fp8 = config.is_fp8 and known.name not in WITHOUT_FP8
         return _shape(config, stored, is_fp8=is_fp8), hardware, kind, memory

@@ -1,8 +1,8 @@
 """Queues: what waiting costs at a given load.
 
-The general tool is a birth-death chain whose completion rate depends on how many are there; the
-textbook queues are special cases, kept as the check. Rates are a second, times seconds. A queue
-that cannot keep up gives None.
+A birth-death chain whose completion rate depends on how many are there contains the textbook's
+M/M/1, M/M/c, M/M/inf and processor sharing, which tests hold it to. Rates are a second, times
+seconds. A queue that cannot keep up gives None.
 """
 
 from __future__ import annotations
@@ -52,42 +52,6 @@ def birth_death(rate: float, completion: Callable[[int], float], slots: int) -> 
     return Queue(mean / total, mean / total / rate, p_wait, waiting / total / rate)
 
 
-def mm1(rate: float, service: float) -> Queue | None:
-    """One server, exponential service."""
-    rho = rate * service
-    if rho >= 1:
-        return None
-    wait = service / (1 - rho)
-    return Queue(rate * wait, wait, rho, wait - service)
-
-
-def mmc(rate: float, service: float, servers: int) -> Queue | None:
-    """c servers, exponential service: Erlang C."""
-    load = rate * service
-    if load >= servers:
-        return None
-    blocked = 1.0  # Erlang B, by its recursion
-    for n in range(1, servers + 1):
-        blocked = load * blocked / (n + load * blocked)
-    p_wait = servers * blocked / (servers - load * (1 - blocked))
-    w_q = p_wait * service / (servers - load)
-    return Queue(rate * (w_q + service), w_q + service, p_wait, w_q)
-
-
-def mg1_ps(rate: float, service: float) -> Queue | None:
-    """Processor sharing: only the mean of the service time counts."""
-    rho = rate * service
-    if rho >= 1:
-        return None
-    wait = service / (1 - rho)
-    return Queue(rate * wait, wait, 0.0, 0.0)
-
-
-def mg_inf(rate: float, service: float) -> Queue:
-    """Servers for everybody: nobody waits."""
-    return Queue(rate * service, service, 0.0, 0.0)
-
-
 def md1_wait(rate: float, service: float) -> float | None:
     """Mean wait before one server of fixed service time: rho S / (2 (1 - rho))."""
     rho = rate * service
@@ -102,8 +66,3 @@ def burstiness(arrival_cv: float, service_cv: float) -> float:
 def wait_p99(p_wait: float, top: float, rate: float) -> float:
     """99th percentile of the wait for a slot; 0 where fewer than one in a hundred wait."""
     return math.log(p_wait / 0.01) / (top - rate) if p_wait > 0.01 else 0.0
-
-
-def interactive_response(n: int, throughput: float, think_s: float) -> float:
-    """Closed loop with think time: R = N / X - Z."""
-    return n / throughput - think_s

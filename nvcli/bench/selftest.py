@@ -6,21 +6,14 @@ the client must find follows on paper; what it finds is printed beside it, with 
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nvcli.bench import metrics
 from nvcli.bench.ceiling import client_ceiling
 from nvcli.bench.children import stub_server
-from nvcli.bench.client import Client, Endpoint
-from nvcli.bench.load_run import Load, LoadRun
+from nvcli.bench.load_run import Load, run_on_stub
 from nvcli.bench.stub import CYCLE, Timetable
 from nvcli.bench.text import number
-from nvcli.bench.workload import Arrival, Lengths, Workload
-
-if TYPE_CHECKING:
-    from nvcli.bench.record import RequestRecord
 
 TABLE = Timetable(ttft=20.0, step=0.5, gap=5.0)
 NUM_REQUESTS, NUM_TOKENS, RATE = 300, 8, 50.0
@@ -73,8 +66,10 @@ class SelfTest:
 
 
 def run_self_test() -> SelfTest:
+    assert NUM_REQUESTS % CYCLE == 0, "whole cycles"
+    load = Load(times=[(i + 1) / RATE for i in range(NUM_REQUESTS)])
     with stub_server(TABLE.ttft, TABLE.step, TABLE.gap) as url:
-        records = asyncio.run(_drive(url))
+        records = run_on_stub(url, load, in_len=8, out_len=NUM_TOKENS).records
     pools = metrics.pool(metrics.latencies(r) for r in records)
     firsts = sorted(TABLE.first(i) for i in range(NUM_REQUESTS))
     decode = (NUM_TOKENS - 1) * TABLE.gap
@@ -89,14 +84,3 @@ def run_self_test() -> SelfTest:
     tpot = metrics.finite_mean(pools["tpot"])
     checks.append(Check("tpot mean", TABLE.gap, None if tpot is None else tpot * 1e3))
     return SelfTest(checks, late, client_ceiling().ceiling_requests_per_s)
-
-
-async def _drive(url: str) -> list[RequestRecord]:
-    workload = Workload(in_len=Lengths.parse("8"), out_len=Lengths.parse(str(NUM_TOKENS)))
-    times = list(workload.schedule(RATE, Arrival.parse("constant"), NUM_REQUESTS / RATE + 0.001))
-    assert NUM_REQUESTS % CYCLE == 0, "whole cycles"
-    async with Client(Endpoint(url, "stub"), timeout_s=10) as client:
-        planned = workload.requests(vocab_size=100)
-        load = Load(times=times[:NUM_REQUESTS])
-        result = await LoadRun(client, load, planned, lambda record: None).run()
-    return result.records

@@ -84,8 +84,8 @@ def bench(
 
     with stored_run() as path:
         with loaded(engine.config(), screen) as model:
-            outcome = run_card(model, workload, progress=screen.note, seed=seed, path=path)
-        return finish(screen, outcome, output)
+            was_interrupted = run_card(model, workload, progress=screen.note, seed=seed, path=path)
+        return finish(screen, path, output, was_interrupted=was_interrupted)
 
 
 @bench_app.command(cls=LatencyCommand)
@@ -110,8 +110,10 @@ def latency(
 
     with stored_run() as path:
         with loaded(engine.config(model_argument), screen) as model:
-            outcome = run_latency(model, repeats=repeat, seed=seed, progress=screen.note, path=path)
-        return finish(screen, outcome, output)
+            was_interrupted = run_latency(
+                model, repeats=repeat, seed=seed, progress=screen.note, path=path
+            )
+        return finish(screen, path, output, was_interrupted=was_interrupted)
 
 
 @bench_app.command(cls=ThroughputCommand)
@@ -152,7 +154,7 @@ def throughput(
                 else:
                     duration = LONGEST_S
             for _ in range(repeat):
-                outcome = run_throughput(
+                was_interrupted = run_throughput(
                     model,
                     chosen,
                     concurrency=concurrency or model.llm.max_num_seqs,
@@ -164,9 +166,9 @@ def throughput(
                     with_gpu=gpu_metrics,
                     path=path,
                 )
-                if outcome.was_interrupted:
+                if was_interrupted:
                     break
-        return finish(screen, outcome, output)
+        return finish(screen, path, output, was_interrupted=was_interrupted)
 
 
 @functools.cache

@@ -111,12 +111,10 @@ def serve(
         point.trace = read_trace(trace).paced(speed=speed or 1.0, jitter=jitter, seed=workload.seed)
     if arrival is not None:
         point.arrival = arrival
-    from nvcli.bench.offline import Outcome
-
     with stored_run() as path:
         with target_of(url, client.served_model_name, engine, screen) as target:
             was_interrupted = measure(target, chosen, [point] * repeat, "serve", path, screen)
-        return finish(screen, Outcome(path, was_interrupted), output)
+        return finish(screen, path, output, was_interrupted=was_interrupted)
 
 
 @bundled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from nvcli.cli.declare import ARGUMENTS, FLOAT, INPUT, INT, OUTPUT, option, parser
 
-LOAD = "Load"
+load = partial(option, group="Load")
 
 _LENGTHS = parser(lambda text: _parse_lengths(text), "a length")
 _SECONDS = parser(lambda text: _parse_seconds(text), "a time")
@@ -79,121 +80,105 @@ ModelArg = Annotated[
 ]
 ConcurrencyOpt = Annotated[
     int | None,
-    option(
+    load(
         "-c",
         "--concurrency",
         parser=INT,
         metavar="N",
-        group=LOAD,
         help="Closed loop: so many requests at once.",
     ),
 ]
 RequestsOpt = Annotated[
-    int | None,
-    option("--requests", parser=INT, metavar="N", group=LOAD, help="End after N requests."),
+    int | None, load("--requests", parser=INT, metavar="N", help="End after N requests.")
 ]
 DurationOpt = Annotated[
-    float | None,
-    option("--duration", parser=_SECONDS, metavar="T", group=LOAD, help="Send for 60s, 2m."),
+    float | None, load("--duration", parser=_SECONDS, metavar="T", help="Send for 60s, 2m.")
 ]
 InLenOpt = Annotated[
     Any,
-    option(
+    load(
         "--in-len",
         parser=_LENGTHS,
         metavar="LEN",
-        group=LOAD,
         help="Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. "
         "Default: 128 (card: 64:192).",
     ),
 ]
 OutLenOpt = Annotated[
     Any,
-    option(
+    load(
         "--out-len",
         parser=_LENGTHS,
         metavar="LEN",
-        group=LOAD,
         help="Answer tokens, in the same ways. Default: 64 (card: 32:96).",
     ),
 ]
 DataOpt = Annotated[
     str,
-    option(
-        "--data",
-        metavar="SOURCE",
-        group=LOAD,
-        help="random token ids (default), jsonl:PATH or sharegpt:PATH.",
+    load(
+        "--data", metavar="SOURCE", help="random token ids (default), jsonl:PATH or sharegpt:PATH."
     ),
 ]
 PrefixOpt = Annotated[
     str | None,
-    option(
+    load(
         "--prefix",
         metavar="LEN:GROUPS",
-        group=LOAD,
         help="Put one of GROUPS shared prefixes of LEN tokens before every prompt.",
     ),
 ]
 CacheOpt = Annotated[
     str,
-    option(
+    load(
         "--cache",
         parser=parser(_parse_cache, "cold, warm or keep"),
         metavar="cold|warm|keep",
-        group=LOAD,
         help="cold: other prompts in every run (default); warm: prompts repeat and were sent "
         "before; keep: the same prompts in every run.",
     ),
 ]
 TurnsOpt = Annotated[
     int,
-    option(
+    load(
         "--turns",
         parser=INT,
         metavar="K",
-        group=LOAD,
         help="Conversations of K requests, each behind the one before and its answer.",
     ),
 ]
 UntilOpt = Annotated[
     float | None,
-    option(
+    load(
         "--until-ci",
         parser=parser(_parse_share, "a share as 5%"),
         metavar="X%",
-        group=LOAD,
         help="End when the 95 % intervals of tok/s and of the median e2e are within X %; "
         "at most --duration (default 10m). Exit 6 when they are not.",
     ),
 ]
 WarmupOpt = Annotated[
     Any,
-    option(
+    load(
         "--warmup",
         parser=parser(_parse_warmup, "auto or a time"),
         metavar="auto|T",
-        group=LOAD,
         help="What the report cuts at the start; auto (default) finds it.",
     ),
 ]
 SloOpt = Annotated[
     Any,
-    option(
+    load(
         "--slo",
         parser=_SLO,
         metavar="LIMITS",
-        group=LOAD,
         help="ttft=300ms,tpot=25ms,e2e=5s,stall=1s; exit 5 when more than 1 % miss them.",
     ),
 ]
 BenchSeedOpt = Annotated[
-    int,
-    option("--seed", parser=INT, metavar="N", group=LOAD, help="Same seed, same workload."),
+    int, load("--seed", parser=INT, metavar="N", help="Same seed, same workload.")
 ]
 RepeatOpt = Annotated[
-    int,
-    option("--repeat", parser=INT, metavar="N", group=LOAD, help="Measure so often; default 5."),
+    int, load("--repeat", parser=INT, metavar="N", help="Measure so often; default 5.")
 ]
 OutOpt = Annotated[
     list[Path] | None,
@@ -231,19 +216,17 @@ GateOpt = Annotated[
     ),
 ]
 LenientOpt = Annotated[
-    bool,
-    option("--lenient", group=INPUT, help="A gate that nothing can be said about passes."),
+    bool, option("--lenient", group=INPUT, help="A gate that nothing can be said about passes.")
 ]
 AnyWorkloadOpt = Annotated[
     bool, option("--any-workload", group=INPUT, help="Compare although the workloads differ.")
 ]
 RunsOpt = Annotated[
     int,
-    option(
+    load(
         "--repeat",
         parser=INT,
         metavar="N",
-        group=LOAD,
         help="Run the load N times; from three on 'compare' resamples whole runs.",
     ),
 ]
@@ -257,63 +240,53 @@ UrlArg = Annotated[
 ]
 RateOpt = Annotated[
     float | None,
-    option(
+    load(
         "--rate",
         parser=FLOAT,
         metavar="R",
-        group=LOAD,
         help="Open loop: R requests a second, whatever the server does; -c then caps it.",
     ),
 ]
 ArrivalOpt = Annotated[
     Any,
-    option(
+    load(
         "--arrival",
         parser=parser(_parse_arrival, "an arrival"),
         metavar="KIND",
-        group=LOAD,
         help="Gaps of an open loop: poisson (default), constant, gamma:CV.",
     ),
 ]
 TraceOpt = Annotated[
     Path | None,
-    option(
+    load(
         "--trace",
         metavar="FILE",
-        group=LOAD,
         help="Replay recorded traffic: Mooncake, Qwen-Bailian, Azure or BurstGPT.",
     ),
 ]
 SpeedOpt = Annotated[
-    float | None,
-    option(
-        "--speed", parser=FLOAT, metavar="X", group=LOAD, help="Replay a trace X times as fast."
-    ),
+    float | None, load("--speed", parser=FLOAT, metavar="X", help="Replay a trace X times as fast.")
 ]
 JitterOpt = Annotated[
-    bool,
-    option("--jitter", group=LOAD, help="Spread requests of one tick of a trace over the tick."),
+    bool, load("--jitter", help="Spread requests of one tick of a trace over the tick.")
 ]
 TimeoutOpt = Annotated[
     float,
-    option(
+    load(
         "--timeout",
         parser=_SECONDS,
         metavar="T",
-        group=LOAD,
         help="A request that takes longer failed; default: 300s.",
     ),
 ]
 GpuMetricsOpt = Annotated[
-    bool,
-    option("--gpu-metrics", group=LOAD, help="Sample the power and use of the GPU (NVML)."),
+    bool, load("--gpu-metrics", help="Sample the power and use of the GPU (NVML).")
 ]
 ServedModelOpt = Annotated[
     str | None,
-    option(
+    load(
         "--served-model-name",
         metavar="NAME",
-        group=LOAD,
         help="What requests to URL call the model; default: the first it lists.",
     ),
 ]
@@ -327,21 +300,19 @@ SelfTestOpt = Annotated[
 ]
 ConcurrenciesOpt = Annotated[
     Any,
-    option(
+    load(
         "--concurrencies",
         parser=parser(_parse_numbers, "a list of whole numbers"),
         metavar="N,N,...",
-        group=LOAD,
         help="The ladder of a closed loop; default: 1, 2, 4, ... to the server's slots.",
     ),
 ]
 RatesOpt = Annotated[
     Any,
-    option(
+    load(
         "--rates",
         parser=parser(_parse_list, "a list of numbers"),
         metavar="R,R,...",
-        group=LOAD,
         help="The ladder of an open loop, requests a second.",
     ),
 ]

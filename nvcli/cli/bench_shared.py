@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nvcli.bench.engine_run import Bench
-    from nvcli.bench.offline import Outcome
     from nvcli.bench.record import Run
     from nvcli.bench.summary import Summary
     from nvcli.cli.bench_bundles import OutputOptions
@@ -85,11 +84,11 @@ def loaded(config: EngineConfig, screen: Screen) -> Iterator[Bench]:
         yield Bench.of(llm)
 
 
-def finish(screen: Screen, outcome: Outcome, output: OutputOptions) -> int:
+def finish(screen: Screen, path: Path, output: OutputOptions, *, was_interrupted: bool) -> int:
     """Show what was stored; Ctrl-C shows what there is, then ends as an interrupted run."""
-    code = show(screen, outcome.path, output)
-    screen.note(f"saved as {outcome.path.stem}; 'nvcli bench report {outcome.path.stem}'")
-    if outcome.was_interrupted:
+    code = show(screen, path, output)
+    screen.note(f"saved as {path.stem}; 'nvcli bench report {path.stem}'")
+    if was_interrupted:
         raise InterruptedRunError(KEPT)
     return code
 

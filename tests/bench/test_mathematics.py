@@ -326,33 +326,38 @@ def test_fit_refuses_what_it_cannot_know() -> None:
 
 
 def test_textbook_queues() -> None:
-    one = queueing.mm1(0.5, 1.0)
+    one = queueing.birth_death(0.5, lambda n: 1.0, 1)  # M/M/1 at rho = 1/2
     assert one is not None
-    assert (one.L, one.W, one.W_q) == (1.0, 2.0, 1.0)
-    two = queueing.mmc(1.5, 1.0, 2)  # Erlang C of a = 1.5, c = 2: 9/14
+    assert (one.L, one.W, one.p_wait, one.W_q) == pytest.approx((1.0, 2.0, 0.5, 1.0))
+    two = queueing.birth_death(1.5, float, 2)  # M/M/2, Erlang C of a = 1.5: 9/14
     assert two is not None
-    assert two.p_wait == pytest.approx(9 / 14)
-    assert two.W_q == pytest.approx(9 / 7)
-    assert queueing.mm1(1.0, 1.0) is None
-    assert queueing.mmc(2.0, 1.0, 2) is None
-    assert queueing.mg1_ps(0.5, 1.0) == queueing.Queue(1.0, 2.0, 0.0, 0.0)
-    assert queueing.mg1_ps(1.0, 1.0) is None
-    assert queueing.mg_inf(3.0, 2.0).L == 6
+    assert (two.p_wait, two.W_q) == pytest.approx((9 / 14, 9 / 7))
+    sharing = queueing.birth_death(0.5, lambda n: 1.0, 100)  # one server for all: W = 1 / (1 - rho)
+    assert sharing is not None
+    assert (sharing.L, sharing.W, sharing.W_q) == pytest.approx((1.0, 2.0, 0.0))
+    endless = queueing.birth_death(3.0, lambda n: n / 2.0, 100)  # a server each: L = lambda S
+    assert endless is not None
+    assert pytest.approx((6.0, 2.0)) == (endless.L, endless.W)
+    assert queueing.birth_death(1.0, lambda n: 1.0, 1) is None
+    assert queueing.birth_death(2.0, float, 2) is None
     assert queueing.md1_wait(0.5, 1.0) == 0.5
     assert queueing.md1_wait(1.0, 1.0) is None
     assert queueing.burstiness(1, 1) == 1
     assert queueing.wait_p99(0.005, 10, 5) == 0
     assert queueing.wait_p99(0.5, 10, 5) == pytest.approx(math.log(50) / 5)
-    assert queueing.interactive_response(10, 2.0, 3.0) == 2.0
 
 
-@pytest.mark.parametrize("rate", [0.3, 1.5, 3.9])
-def test_birth_death_contains_the_textbook(rate: float) -> None:
-    chain, erlang = queueing.birth_death(rate, lambda n: float(n), 4), queueing.mmc(rate, 1.0, 4)
+@pytest.mark.parametrize("load", [0.3, 1.5, 3.9])
+def test_birth_death_contains_erlang_c(load: float) -> None:
+    """Four servers of unit rate; Erlang's C from its sums."""
+    terms = [load**n / math.factorial(n) for n in range(4)]
+    full = load**4 / math.factorial(4) * 4 / (4 - load)
+    p_wait = full / (sum(terms) + full)
+    chain = queueing.birth_death(load, float, 4)
     assert chain is not None
-    assert erlang is not None
+    wait = p_wait / (4 - load)
     assert (chain.L, chain.W, chain.p_wait, chain.W_q) == pytest.approx(
-        (erlang.L, erlang.W, erlang.p_wait, erlang.W_q)
+        (load * (1 + wait), 1 + wait, p_wait, wait)
     )
 
 
