@@ -54,6 +54,9 @@ def warnings(
         found.append(_late(late_s))
     if counts["unfinished"]:
         found.append(f"{counts['unfinished']} requests were still running at the end")
+    has_power = any("power_w" in g or "energy_j" in g for g in run.gauges)
+    if run.header.get("gpu_metrics") and not has_power:
+        found.append("--gpu-metrics: NVML tells nothing here, so there is no energy")
     machine = run.header.get("environment") or {}
     busy, cpus = machine.get("load_average"), machine.get("cpus")
     if busy is not None and cpus and busy > 1.2 * cpus:

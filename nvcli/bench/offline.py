@@ -101,6 +101,7 @@ def run_throughput(
         "until_ci": until_ci,
         "warmup": warmup,
         "slo": slo,
+        "gpu_metrics": with_gpu,
         "resources": resources(
             num_blocks=startup.num_blocks,
             block_size=startup.block_size,

@@ -233,6 +233,7 @@ class Session:
             "until_ci": point.until_ci,
             "warmup": options.warmup,
             "slo": options.slo,
+            "gpu_metrics": options.with_gpu,
             "timeout_s": options.timeout_s,
             "client": asdict(options.ceiling) if options.ceiling is not None else {},
             "server": {"is_own": target.is_own, "strict": self._client.endpoint.is_strict},

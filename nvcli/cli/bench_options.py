@@ -235,7 +235,8 @@ UrlArg = Annotated[
     typer.Argument(
         metavar="URL",
         show_default=False,
-        help="An OpenAI endpoint, without /v1. Without it nvcli's own server is started.",
+        help="An OpenAI endpoint, without /v1; its key from NVCLI_API_KEY. Without it nvcli's own "
+        "server is started.",
     ),
 ]
 RateOpt = Annotated[

@@ -97,6 +97,15 @@ def test_a_loop_that_emptied_is_told(tmp_path: Path) -> None:
         assert not any("emptied" in w for w in summarize(run).json["warnings"])
 
 
+def test_power_that_nobody_tells_is_told(tmp_path: Path) -> None:
+    (run,) = read_runs(store(tmp_path / "r.jsonl", closed_loop(), gpu_metrics=True))
+    told = "--gpu-metrics: NVML tells nothing here, so there is no energy"
+    assert told in summarize(run).json["warnings"]
+    run.gauges = [{"t_ns": i * 10**8, "power_w": 300.0} for i in range(20)]
+    assert told not in summarize(run).json["warnings"]
+    assert summarize(run).json["energy"]["power_w"] == 300
+
+
 def test_what_comes_before_the_last_place_is_taken_is_cut(tmp_path: Path) -> None:
     """Four places are taken one after the other, 12.5 ms apart."""
     (run,) = read_runs(store(tmp_path / "r.jsonl", closed_loop(5), warmup="auto"))
