@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import little, metrics
@@ -32,6 +33,10 @@ def warnings(
     )
     if wrong:
         found.append(f"{wrong} requests: usage tells another number of tokens than the chunks")
+    errors = Counter(r.error for r in inside if r.error)
+    if errors:
+        text, number = errors.most_common(1)[0]
+        found.append(f"{errors.total()} requests failed; {number} of them: {text}")
     if law.verdict == "edge effects":
         found.append("edge effects: lengthen the run; a window of 20 W is wanted")
     longest = (run.header.get("model") or {}).get("max_model_len")

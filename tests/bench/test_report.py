@@ -97,6 +97,15 @@ def test_a_loop_that_emptied_is_told(tmp_path: Path) -> None:
         assert not any("emptied" in w for w in summarize(run).json["warnings"])
 
 
+def test_why_requests_failed_is_told(tmp_path: Path) -> None:
+    records = closed_loop()
+    for index, r in enumerate(records[:5]):
+        r.status, r.error = "error", "HTTP 503: busy" if index else "cut"
+    (run,) = read_runs(store(tmp_path / "r.jsonl", records))
+    told = "5 requests failed; 4 of them: HTTP 503: busy"
+    assert told in summarize(run).json["warnings"]
+
+
 def test_power_that_nobody_tells_is_told(tmp_path: Path) -> None:
     (run,) = read_runs(store(tmp_path / "r.jsonl", closed_loop(), gpu_metrics=True))
     told = "--gpu-metrics: NVML tells nothing here, so there is no energy"
