@@ -7,6 +7,10 @@ fill the memory or hold every connection.
 
     written -> sent, and again
        |__ too slow: the connection is cut, as if the client had left, and its request ends with it
+
+Requests that come before the reply to an earlier one (pipelining) wait in line. uvicorn tells only
+the last of them that the client has left, and stops reading, so that it would not know; here all
+are told, and reading goes on for a few of them.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 ARRIVAL_S = 30.0  # for a head, and for each of the body's portions
 PORTION_BYTES = 32 * 1024  # what has to come of a body within that time
+MAX_AHEAD = 8  # requests that may come before the reply to an earlier one, and be read
 DEPARTURE_S = 60.0  # for each portion of what the client has still to take
 
 
@@ -43,15 +48,17 @@ _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fie
 
 
 class CountingTransport:
-    """A transport, and what was written to it."""
+    """A transport, and what was written to it. To one that closes nothing is written any more:
+    uvicorn learns of it an iteration later, and uvloop raises meanwhile."""
 
     def __init__(self, transport: Any, on_write: Callable[[int], None]) -> None:
         self._transport = transport
         self._on_write = on_write
 
     def write(self, data: bytes) -> None:
-        self._transport.write(data)
-        self._on_write(len(data))
+        if not self._transport.is_closing():
+            self._transport.write(data)
+            self._on_write(len(data))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -69,6 +76,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_body = 0
         self._num_body_before = 0  # when the clock was started
         self._clock: asyncio.TimerHandle | None = None
+        self._cycles: list[Any] = []  # of requests whose reply is not over, in order
         self._num_written = 0
         self._num_due = 0  # of these, to be sent when the clock of what leaves comes round
         self._departure_clock: asyncio.TimerHandle | None = None
@@ -84,6 +92,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_clock()
         if self._departure_clock is not None:
             self._departure_clock.cancel()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -114,6 +126,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._num_head = self._num_body = self._num_body_before = 0
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        self._cycles.append(self.cycle)
+        if 0 < len(self.pipeline) <= MAX_AHEAD:
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         self._num_body += len(body)
@@ -161,8 +177,10 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or self._is_complete:
             return
         arrived = self._num_body - self._num_body_before
-        is_ours = self.flow.read_paused  # nothing arrives because we do not read
-        if not self._is_in_head and (arrived >= PORTION_BYTES or is_ours):
+        # Nothing arrives because we do not read, or earlier requests have still to be answered.
+        earlier = self._cycles if self._is_in_head else self._cycles[:-1]
+        is_ours = self.flow.read_paused or not all(cycle.response_complete for cycle in earlier)
+        if is_ours or (not self._is_in_head and arrived >= PORTION_BYTES):
             self._start_clock()
             return
         self._refuse(ArrivalTimeoutError("the request took too long to arrive"))
@@ -173,7 +191,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, error: RequestError) -> None:
         """An error object, unless a reply has begun on this connection; then the end."""
         self._stop_clock()
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        if not any(
+            cycle.response_started and not cycle.response_complete for cycle in self._cycles
+        ):
             body = dumps(error_body(error))
             status = error.http_status
             head = (

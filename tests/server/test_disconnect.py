@@ -63,6 +63,26 @@ def test_leaving_at_any_byte_returns_every_block(serve: Serve, stream: bool) -> 
     assert served.chat()["choices"][0]["message"]["content"] == "hello world " * 4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_together", [False, True])
+def test_leaving_with_more_requests_in_line(serve: Serve, stream: bool, is_together: bool) -> None:
+    """The one that runs ends, and those that wait for it never begin."""
+    served = serve("x" * 400, delay_s=0.2)
+    raw = request_bytes(PATHS[0], {**DEFAULTS, "stream": stream, "max_tokens": 400})
+    with connect(served) as client:
+        client.sendall(raw * 3 if is_together else raw)
+        until(lambda: served.llm.stats().num_running > 0, "it runs", pause_s=0.001)
+        if not is_together:
+            client.sendall(raw)
+            client.sendall(raw[:-10])
+        if stream:
+            client.recv(100)
+    served.wait_idle()
+    text = served.client.get("/metrics").text
+    assert 'nvcli:requests_aborted_total{model_name="scripted"} 1.0' in text
+    assert len(served.llm.requests) == 1
+
+
 def test_leaving_while_queued(serve: Serve) -> None:
     served = serve("x" * 30, max_num_seqs=1)
     served.llm.device.gate.clear()

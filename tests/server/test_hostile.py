@@ -103,6 +103,26 @@ def test_requests_in_a_row_on_one_connection(served: Served) -> None:
     assert send(served, data).count(b"HTTP/1.1 200") == 201
 
 
+def test_a_request_in_line_may_be_slow_and_bad(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it stands between the parts of the reply before it."""
+    monkeypatch.setattr(GuardedProtocol, "arrival_s", 0.05)
+    served = serve("x" * 40, delay_s=0.05)
+    body = json.dumps({**DEFAULTS, "stream": True, "max_tokens": 20}).encode()
+    first = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    first += b"content-length: %d\r\n\r\n" % len(body) + body
+    for rest in (POST + b"content-length: 9\r\n\r\n{", b"GET /li"):
+        answer = send(served, first + rest)
+        whole, end, after = answer.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        assert end, answer[-300:]
+        assert b"HTTP/1.1" not in whole[10:]
+        assert after.startswith(b"HTTP/1.1 408 "), after  # once its own time has come
+    answer = send(served, first + POST + b"transfer-encoding: chunked\r\n\r\nZZ\r\n")
+    assert b"HTTP/1.1" not in answer[10:]
+    served.wait_idle()
+
+
 def test_slow_requests_are_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedProtocol, "arrival_s", 0.3)
     served = serve("Hello!")
