@@ -215,7 +215,7 @@ def test_a_stream_longer_than_the_drain_timeout_ends_with_an_error(
 ) -> None:
     """And what has told nothing yet starts again."""
     notes: list[str] = []
-    engine = make(1, notes, weights=str(weights.path), delay_s=0.1)
+    engine = make(1, notes, weights=str(weights.path), delay_s=1.0)
     begun = stream(engine, "begun", 400)
     assert begun.heard.get(timeout=PATIENCE_S)[0].error is None
     silent: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
@@ -276,9 +276,10 @@ def test_an_old_replica_that_dies_while_it_drains_is_not_brought_back(
     make: Make, weights: Weights
 ) -> None:
     notes: list[str] = []
-    engine = make(1, notes, weights=str(weights.path), delay_s=0.1)
+    engine = make(1, notes, weights=str(weights.path), delay_s=1.0)
     begun = stream(engine, "begun", 400)
     assert begun.heard.get(timeout=PATIENCE_S)[0].error is None
+    weights.write(version=OLD, delay_s=0.001)
     restart = threading.Thread(target=engine.restart, args=(300.0,), daemon=True)
     restart.start()
     until(lambda: engine.num_draining == 1)

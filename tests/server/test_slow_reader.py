@@ -26,12 +26,13 @@ CHAT = "/v1/chat/completions"
 def test_its_request_ends_and_no_other(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GuardedProtocol, "departure_s", 0.3)
     served = serve("x" * 4000, delay_s=0.05, max_model_len=8192, num_blocks=4096)  # 200 s
-    served._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its clients have it too
+    served._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # its clients get it
     body = {**DEFAULTS, "stream": True, "logprobs": True, "top_logprobs": 20, "max_tokens": 4000}
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.settimeout(PATIENCE_S)
         client.connect(("127.0.0.1", int(served.url.rpartition(":")[2])))
+        served._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # who comes later
         client.sendall(request_bytes(CHAT, body))
         left = 'nvcli:requests_aborted_total{model_name="scripted"} 1.0'
         until(lambda: left in served.client.get("/metrics").text, "the request is aborted")
