@@ -206,7 +206,7 @@ def _store_points(bench: Bench, measured: Measured, path: Path) -> None:
 def essential_first(points: list[Point]) -> list[Point]:
     """What a calibration needs at least comes first, for a machine that is too slow for all."""
     prompts = [p for p in points if p.b == 0]
-    decodes = sorted((p for p in points if p.b > 0), key=lambda p: p.b * p.c)
+    decodes = sorted((p for p in points if p.b > 0 and not p.p), key=lambda p: p.b * p.c)
     first = [*prompts[:2], *decodes[:2], *decodes[len(decodes) // 2 : len(decodes) // 2 + 1]]
     return [*first, *(p for p in points if p not in first)]
 

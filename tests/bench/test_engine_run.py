@@ -10,7 +10,9 @@ import pytest
 from nvcli.bench import points
 from nvcli.bench.calibrate import Sample, calibrate
 from nvcli.bench.engine_run import step_record
+from nvcli.bench.offline import essential_first
 from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape
+from nvcli.bench.points import Point
 from nvcli.bench.record import read_runs
 from nvcli.engine.step import Row, StepPlan
 from tests.builders import make_sequence
@@ -60,6 +62,16 @@ def test_calibration_recovers_its_own_model() -> None:
 def test_calibration_needs_points() -> None:
     few = samples(PerfModel(SHAPE, TRUE))[:5]
     assert calibrate(SHAPE, H200, few, budget=16_384, key="k") is None
+
+
+def test_what_a_calibration_needs_comes_first() -> None:
+    found = [Point(0, n, 0) for n in (128, 512, 2048)]
+    found += [Point(1, 0, c) for c in (128, 1024, 2048)] + [Point(4, 0, 1024), Point(16, 0, 128)]
+    found += [Point(4, 128, 128), Point(15, 512, 128)]
+    ordered = essential_first(found)
+    assert sorted(ordered, key=str) == sorted(found, key=str)
+    assert [p.b > 0 for p in ordered[:5]] == [False, False, True, True, True]
+    assert all(p.p == 0 for p in ordered[2:5])
 
 
 @pytest.mark.torch
