@@ -20,6 +20,8 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 MAX_LOGPROBS = 20  # OpenAI's limit for `top_logprobs`
 MAX_N = 128  # OpenAI's limit for `n`
+MAX_BAD_WORDS = 2048  # sequences; with their length they make a table on the device
+MAX_BAD_WORD_TOKENS = 64
 MAX_SEED = 2**63 - 1
 MAX_INT = 2**31 - 1  # what the device's tables hold
 FP8_BLOCK = 128  # rows and columns of an fp8 weight that share one scale
@@ -138,6 +140,11 @@ class SamplingParams:
         words = _as_tuple("bad_words", self.bad_words, "a list of token sequences")
         words = tuple(_token_ids("bad_words", word) for word in words)
         _check(() not in words, "bad_words", (), "token sequences that are not empty")
+        rule = f"at most {MAX_BAD_WORDS:,} token sequences"
+        _check(len(words) <= MAX_BAD_WORDS, "bad_words", len(words), rule)
+        longest = max(map(len, words), default=0)
+        rule = f"token sequences of at most {MAX_BAD_WORD_TOKENS} tokens"
+        _check(longest <= MAX_BAD_WORD_TOKENS, "bad_words", longest, rule)
         settled: dict[str, object] = {
             "stop": stops,
             "bad_words": words,

@@ -43,6 +43,8 @@ WRONG: list[tuple[str, object]] = [
     ("bad_words", ((),)),
     ("bad_words", (5,)),
     ("bad_words", ((1, -1),)),
+    ("bad_words", ((1,),) * 2049),
+    ("bad_words", ((1,) * 65,)),
     ("stop_token_ids", 3),
     ("stop_token_ids", (-1,)),
     ("stop", None),

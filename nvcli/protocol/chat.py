@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nvcli.types import Message
 
 MAX_METADATA = 16
+MAX_MESSAGES = 10_000
 
 # Accepted and without effect here.
 _ACCEPTED = (
@@ -114,6 +115,8 @@ def parse_chat(
     raw_messages = fields.array("messages")
     if not raw_messages:
         fields.fail("messages", "must hold at least one message")
+    if len(raw_messages) > MAX_MESSAGES:
+        fields.fail("messages", f"must hold at most {MAX_MESSAGES:,} messages")
     messages = tuple(parse_messages(raw_messages))
     for i, message in enumerate(messages):
         content_text(message, f"messages[{i}]")  # media parts are refused by place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nvcli.protocol.chat import ChatRequest
+from nvcli.protocol.chat import MAX_MESSAGES, ChatRequest
 from nvcli.protocol.fields import Fields
 from nvcli.protocol.sampling import check_sampling, read_sampling, refuse_outputs
 from nvcli.protocol.structured import read_structure
@@ -88,6 +88,8 @@ def _messages(fields: Fields) -> list[Message]:
     given = fields.array("messages")
     if not given:
         fields.fail("messages", "must hold at least one message")
+    if len(given) > MAX_MESSAGES:
+        fields.fail("messages", f"must hold at most {MAX_MESSAGES:,} messages")
     messages: list[Message] = []
     system = fields.get("system")
     if system is not None:

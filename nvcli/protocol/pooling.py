@@ -149,7 +149,8 @@ def embedding_prompts(
 ) -> list[list[int]]:
     """The token ids of each input. Raises `ContextLengthError`."""
     if request.chat is not None:
-        ids = prepare_chat(request.chat, tokenizer, max_model_len=max_model_len).token_ids
+        limit = max_model_len if request.truncate_to is None else None
+        ids = prepare_chat(request.chat, tokenizer, max_model_len=limit).token_ids
         return [_fit(_ended(ids, tokenizer), request.truncate_to, max_model_len, "messages")]
     prompts = []
     for item in request.inputs:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from nvcli.text import Tokenizer
     from nvcli.types import SamplingParams
 
-MAX_CHARACTERS_PER_TOKEN = 4096  # no Qwen3 token is nearly as long
+PROBE_CHARACTERS = 16  # a token; four are usual
+MAX_BAD_WORDS = 1024  # each is spelled with and without a blank before it
 
 
 class SamplingSource(Protocol):
@@ -91,8 +92,9 @@ def prepare_completion(
     words = _bad_words(request.bad_words, tokenizer)
     grammar = grammar_spec(request.structure, Tools(), tokenizer)
     prepared = []
+    is_cut = request.truncate_prompt_tokens is not None
     for prompt in request.prompts:
-        token_ids = _prompt_ids(prompt, tokenizer, max_model_len)
+        token_ids = _prompt_ids(prompt, tokenizer, None if is_cut else max_model_len)
         kept = _truncate(token_ids, request.truncate_prompt_tokens, request.truncation_side)
         cut = len(token_ids) - len(kept)
         prepared.append(
@@ -147,12 +149,20 @@ def _prompt_ids(
 
 
 def _encode(tokenizer: Tokenizer, text: str, max_model_len: int | None) -> list[int]:
-    if max_model_len is not None and len(text) > max_model_len * MAX_CHARACTERS_PER_TOKEN:
-        raise ContextLengthError(
-            f"the prompt has {len(text):,} characters, the context holds {max_model_len:,} tokens",
-            hint="Shorten the prompt.",
-            param="prompt",
-        )
+    """Raises `ContextLengthError` for a text that is much too long, after its beginning alone."""
+    if max_model_len is None:
+        return tokenizer.encode(text)
+    probe = max_model_len * PROBE_CHARACTERS
+    while probe < len(text) // 2:
+        count = len(tokenizer.encode(text[:probe]))
+        if count > 2 * max_model_len:  # where the text is cut a token or two may come out otherwise
+            raise ContextLengthError(
+                f"the first {probe:,} of {len(text):,} characters of the prompt have {count:,} "
+                f"tokens, the context holds {max_model_len:,}",
+                hint="Shorten the prompt.",
+                param="prompt",
+            )
+        probe *= 4
     return tokenizer.encode(text)
 
 
@@ -168,6 +178,11 @@ def _bad_words(words: tuple[str, ...], tokenizer: Tokenizer | None) -> tuple[tup
         return ()
     if tokenizer is None:
         raise InvalidParameterError("bad_words need a tokenizer", param="bad_words")
+    if len(words) > MAX_BAD_WORDS:
+        raise InvalidParameterError(
+            f"bad_words takes at most {MAX_BAD_WORDS:,} words, got {len(words):,}",
+            param="bad_words",
+        )
     if not all(words):
         raise InvalidParameterError("bad_words must hold no empty string", param="bad_words")
     spellings = itertools.chain.from_iterable((word, f" {word.lstrip()}") for word in words)

@@ -53,7 +53,7 @@ class Front:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._state.config.max_body_bytes)
+        exchange = _Exchange(scope, receive, send, self._state)
         path = scope["path"]
         is_work = path not in QUIET_PATHS
         if is_work:
@@ -69,6 +69,7 @@ class Front:
         finally:
             if is_work:
                 self._state.leave()
+            exchange.forget_body()
             self._finish(exchange)
 
     def _check_key(self, path: str, exchange: _Exchange) -> None:
@@ -125,14 +126,15 @@ _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"
 class _Exchange:
     """One request and its reply, watched on the way through."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, max_body_bytes: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, state: ServerState) -> None:
         self.scope = scope
         self.started = time.perf_counter()
         self.status = 0
         self.has_started = False
         self._receive = receive
         self._send = send
-        self._max_body_bytes = max_body_bytes
+        self._state = state
+        self._max_body_bytes = state.config.max_body_bytes
         self._num_bytes = 0
         given = self.header(b"x-request-id").decode("latin-1")
         is_good = _REQUEST_ID.fullmatch(given) is not None
@@ -158,10 +160,17 @@ class _Exchange:
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            self._num_bytes += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            self._num_bytes += size
+            self._state.count_body(size)
             if self._num_bytes > self._max_body_bytes:
                 self._too_large()
         return message
+
+    def forget_body(self) -> None:
+        """It is answered, or given up."""
+        self._state.num_body_bytes -= self._num_bytes
+        self._num_bytes = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

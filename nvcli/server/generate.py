@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from nvcli.server.errors import TimeoutExceededError
@@ -31,11 +30,13 @@ LARGE_TEXT = 16 * 1024  # bytes of body from which rendering and tokenizing are 
 
 
 async def prepare(http: HTTPRequest, work: Callable[[], Any], *, is_slow: bool = False) -> Any:
-    """Run `work`, which parses, renders and tokenizes, where it does not hold others up."""
-    length = http.headers.get("content-length", "")
-    if not is_slow and length.isdigit() and int(length) < LARGE_TEXT:
+    """Run `work`, which parses, renders and tokenizes, where it does not hold others up. The body
+    has been read."""
+    num_bytes = len(await http.body())
+    if not is_slow and num_bytes < LARGE_TEXT:
         return work()
-    return await run_in_threadpool(work)
+    state: ServerState = http.app.state
+    return await state.in_thread(work, num_bytes=num_bytes)
 
 
 def start(

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from nvcli.server.state import ServerState
+
 MAX_DEPTH = 128
+MAX_CONTAINERS = 500_000  # objects and lists: a second's work, in which no other thread runs
 LARGE_BODY = 64 * 1024  # bytes; from here on reading it is work for a thread
 
 
@@ -59,8 +62,12 @@ def loads(data: bytes) -> Any:
     """Decode a request body. Raises `BadRequestError` for what is no JSON or nested too deep."""
     if not data.strip():
         raise BadRequestError("the request body is empty; send a JSON object")
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
-        raise BadRequestError(f"the JSON body is nested deeper than {MAX_DEPTH} levels")
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+        deepest, count = _shape(data)
+        if deepest > MAX_DEPTH:
+            raise BadRequestError(f"the JSON body is nested deeper than {MAX_DEPTH} levels")
+        if count > MAX_CONTAINERS:
+            raise BadRequestError(f"the JSON body has over {MAX_CONTAINERS:,} objects and lists")
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -68,22 +75,23 @@ def loads(data: bytes) -> Any:
         raise BadRequestError(f"the request body is not valid JSON: {error.msg}{where}") from None
 
 
-def _depth(data: bytes) -> int:
-    """Deepest nesting, brackets inside strings left out."""
+def _shape(data: bytes) -> tuple[int, int]:
+    """Deepest nesting, and how many objects and lists; brackets inside strings left out. It stops
+    where one of them is too much."""
     import re
 
-    depth = deepest = 0
+    depth = deepest = count = 0
     for match in re.finditer(rb'"(?:[^"\\]|\\.)*"?|[\[{]|[\]}]', data, re.DOTALL):
         first = match[0][0]
         if first in b"[{":
             depth += 1
-            if depth > deepest:
-                deepest = depth
-                if deepest > MAX_DEPTH:
-                    break
+            count += 1
+            deepest = max(deepest, depth)
+            if deepest > MAX_DEPTH or count > MAX_CONTAINERS:
+                break
         elif first in b"]}":
             depth -= 1
-    return deepest
+    return deepest, count
 
 
 async def read_json(request: Request) -> Any:
@@ -96,9 +104,8 @@ async def read_json(request: Request) -> Any:
         )
     data = await request.body()
     if len(data) > LARGE_BODY:
-        from starlette.concurrency import run_in_threadpool
-
-        return await run_in_threadpool(loads, data)
+        state: ServerState = request.app.state
+        return await state.in_thread(loads, data, num_bytes=len(data))
     return loads(data)
 
 

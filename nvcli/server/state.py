@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.concurrency import run_in_threadpool
 
 from nvcli.server.batches import BatchManager
 from nvcli.server.bridge import EngineBridge
-from nvcli.server.errors import NotReadyError, UnknownModelError
+from nvcli.server.errors import NotReadyError, QueueFullError, UnknownModelError
 from nvcli.server.files import FileStore
 from nvcli.server.mcp import McpHub
 from nvcli.server.metrics import Metrics
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
     from nvcli.server.engine import ServerEngine
     from nvcli.server.response_run import Record
     from nvcli.text import Tokenizer
+T = TypeVar("T")
+
+LARGE_REQUEST = 1 << 20  # bytes of body
+NUM_LARGE = 2  # that are read and tokenized at once
+MAX_BODIES = 16  # of the largest size, on their way at once; smaller ones in proportion
 
 
 class Phase(StrEnum):
@@ -43,6 +50,7 @@ class ServerState:
         self.phase = Phase.LOADING
         self.error: NvcliError | None = None  # why loading failed
         self.num_requests = 0  # HTTP requests on their way, those about the server left out
+        self.num_body_bytes = 0  # of requests on their way
         self.metrics = Metrics(self)
         self.responses = Store(config.store_limit)
         self.completions = Store(config.store_limit)
@@ -56,6 +64,7 @@ class ServerState:
             self.batches = BatchManager(config.storage, self.files)
         self._bridge: EngineBridge | None = None
         self._idle = asyncio.Event()
+        self._large_requests = asyncio.Semaphore(NUM_LARGE)
 
     # --- the engine -------------------------------------------------------------------------------
 
@@ -121,6 +130,25 @@ class ServerState:
                 f"there is no model {name[:200]!r}", hint=f"This server has {known}.", param="model"
             )
         return name
+
+    # --- bounds -----------------------------------------------------------------------------------
+
+    def count_body(self, num_bytes: int) -> None:
+        """So much more of a body is here. Raises `QueueFullError` when all bodies are too much."""
+        self.num_body_bytes += num_bytes
+        if self.num_body_bytes > MAX_BODIES * self.config.max_body_bytes:
+            raise QueueFullError(
+                "the requests that are being sent are too large together",
+                hint="Try again in a moment.",
+            )
+
+    async def in_thread(self, work: Callable[..., T], *args: Any, num_bytes: int) -> T:
+        """The result of `work` on a request of this size. Large ones take turns, so that they leave
+        threads, memory and cores to others."""
+        if num_bytes < LARGE_REQUEST:
+            return await run_in_threadpool(work, *args)
+        async with self._large_requests:
+            return await run_in_threadpool(work, *args)
 
     # --- draining ---------------------------------------------------------------------------------
 

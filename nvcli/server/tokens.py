@@ -41,7 +41,14 @@ async def tokenize(http: HTTPRequest) -> Response:
     body = await read_object(http)
     fields = Fields(body)
     state.check_model(fields.text("model"), is_optional=True)
-    token_ids: list[int] = await prepare(http, lambda: _token_ids(state, body, fields))
+    answer: Response = await prepare(http, lambda: JSONBody(_tokenized(state, body, fields)))
+    if not fields.has("messages"):
+        ignore_fields(http.scope, fields.unknown(is_strict=state.config.is_strict))
+    return answer
+
+
+def _tokenized(state: ServerState, body: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    token_ids = _token_ids(state, body, fields)
     tokenizer = state.tokenizer
     fields.ignore(_FLAGS)
     answer: dict[str, Any] = {
@@ -57,9 +64,7 @@ async def tokenize(http: HTTPRequest) -> Response:
             {"id": token_id, "piece": _piece_or_bytes(tokenizer.token_bytes(token_id))}
             for token_id in token_ids
         ]
-    if not fields.has("messages"):
-        ignore_fields(http.scope, fields.unknown(is_strict=state.config.is_strict))
-    return JSONBody(answer)
+    return answer
 
 
 def _piece(data: bytes) -> str:
@@ -77,6 +82,12 @@ async def detokenize(http: HTTPRequest) -> Response:
     state: ServerState = http.app.state
     fields = Fields(await read_object(http))
     state.check_model(fields.text("model"), is_optional=True)
+    answer: Response = await prepare(http, lambda: JSONBody(_detokenized(state, fields)))
+    ignore_fields(http.scope, fields.unknown(is_strict=state.config.is_strict))
+    return answer
+
+
+def _detokenized(state: ServerState, fields: Fields) -> dict[str, Any]:
     token_ids = fields.integers("tokens")
     if token_ids is None:
         fields.fail("tokens", "is missing")
@@ -87,9 +98,8 @@ async def detokenize(http: HTTPRequest) -> Response:
             shown = token_id if abs(token_id) < 10**20 else "a huge number"
             raise InvalidParameterError(f"tokens holds {shown}; {known}", param="tokens")
     skips = fields.flag("skip_special_tokens") or False
-    ignore_fields(http.scope, fields.unknown(is_strict=state.config.is_strict))
     text = state.tokenizer.decode(token_ids, skip_special_tokens=skips)
-    return JSONBody({"prompt": text, "content": text})
+    return {"prompt": text, "content": text}
 
 
 async def tokenizer_info(http: HTTPRequest) -> Response:

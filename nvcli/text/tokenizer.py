@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # the blank shows whether a template trims
+LONG_TEXT = 16 * 1024  # characters
 
 
 class Tokenizer:
@@ -61,9 +62,21 @@ class Tokenizer:
 
         Names of added tokens in the text become those tokens, as in a rendered chat template;
         with `parse_special=False` they are text like any other. Lone surrogates become U+FFFD.
+        Raises `RequestError` for what the pattern cannot cut, as many megabytes of blanks.
         """
         backend = self._backend if parse_special else self._plain_backend
-        ids: list[int] = backend.encode(repair_surrogates(text), add_special_tokens=False).ids
+        text = repair_surrogates(text)
+        try:
+            if len(text) < LONG_TEXT:
+                encoding = backend.encode(text, add_special_tokens=False)
+            else:  # only a batch lets other threads run meanwhile: a megabyte takes a second
+                (encoding,) = backend.encode_batch_fast([text], add_special_tokens=False)
+        except BaseException as exc:
+            if type(exc).__name__ != "PanicException":  # Rust's, and no `Exception`
+                raise
+            reason = f"a text of {len(text):,} characters cannot be tokenized: {exc}"
+            raise RequestError(reason, hint="Shorten it.") from exc
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

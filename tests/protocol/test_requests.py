@@ -99,6 +99,7 @@ def test_token_limits() -> None:
         ("stop_token_ids", 5),
         ("min_p", 2),
         ("messages", []),
+        ("messages", USER * 10_001),
         ("messages", "hi"),
         ("messages", None),
         ("model", 5),

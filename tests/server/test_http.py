@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
+from nvcli.server import json_io
+from nvcli.server import state as state_module
 from nvcli.server.config import ServerConfig
 from tests.server.conftest import DEFAULTS, Serve, Served, parse_events
 from tests.waiting import PATIENCE_S, limits, until
@@ -135,6 +139,71 @@ def test_content_type_and_size(serve: Serve) -> None:
     headers = {"content-type": "application/json"}
     with httpx.Client(base_url=served.url, timeout=PATIENCE_S, trust_env=False) as client:
         check_error(client.post(CHAT, content=chunks(), headers=headers), 413)
+
+
+def test_all_bodies_together_are_bounded(serve: Serve) -> None:
+    """Many clients with a large body each, none of which is too large."""
+    served = serve("x", config=ServerConfig(max_body_bytes=4000))
+    port = int(served.url.rpartition(":")[2])
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"content-length: 4000\r\n\r\n"
+    )
+    with contextlib.ExitStack() as stack:
+        for _ in range(16):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(head + b" " * 3999)
+        until(lambda: served.app.state.num_body_bytes == 16 * 3999)
+        response = served.post(CHAT, DEFAULTS)
+        check_error(response, 429, "queue_full")
+        assert response.headers["retry-after"] == "1"
+    until(lambda: served.app.state.num_body_bytes == 0)
+    assert served.post(CHAT, DEFAULTS).status_code == 200
+    until(lambda: served.app.state.num_body_bytes == 0)
+
+
+def test_large_requests_take_turns(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small ones find a thread."""
+    monkeypatch.setattr(state_module, "LARGE_REQUEST", 100_000)
+    served = serve("Hello!")
+    gate, num_inside = threading.Event(), 0
+
+    def loads(data: bytes) -> Any:
+        nonlocal num_inside
+        if len(data) >= 100_000:
+            num_inside += 1
+            gate.wait(PATIENCE_S)
+        return json.loads(data)
+
+    monkeypatch.setattr(json_io, "loads", loads)
+    large = {**DEFAULTS, "user": "x" * 100_000}
+    with ThreadPoolExecutor(60) as pool:
+        waiting = [pool.submit(served.post, CHAT, large) for _ in range(60)]
+        until(lambda: served.app.state.num_requests == 60 and num_inside == 2)
+        assert served.post(CHAT, {**DEFAULTS, "user": "x" * 70_000}).status_code == 200
+        assert num_inside == 2
+        gate.set()
+        assert all(response.result().status_code == 200 for response in waiting)
+
+
+def test_a_body_of_countless_lists(served: Served) -> None:
+    lists = b'{"model": "scripted", "prompt": [' + b"[]," * 600_000 + b"[]]}"
+    headers = {"content-type": "application/json"}
+    response = served.client.post("/v1/completions", content=lists, headers=headers)
+    assert "over 500,000 objects and lists" in check_error(response, 400)["message"]
+    text = {"model": "scripted", "prompt": "[{" * 400_000}  # in a text they are nothing
+    error = check_error(served.post("/v1/completions", text), 400, "context_length_exceeded")
+    assert "the first 8,192 of 800,000 characters of the prompt have" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_text_that_is_much_too_long_can_be_cut(served: Served, path: str) -> None:
+    text = "word " * 50_000
+    body = {**DEFAULTS, "prompt": text, "messages": [{"role": "user", "content": text}]}
+    check_error(served.post(path, body), 400, "context_length_exceeded")
+    response = served.post(path, {**body, "truncate_prompt_tokens": 20, "max_tokens": 2})
+    assert response.status_code == 200, response.text
+    assert response.json()["usage"]["prompt_tokens"] == 20
 
 
 def test_unknown_paths_and_methods(served: Served) -> None:

@@ -165,6 +165,8 @@ def test_an_input_that_does_not_fit(served: Served) -> None:
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert embed(served, input="x" * 2000, truncate_prompt_tokens=-1)["data"]
+    messages = [{"role": "user", "content": "x" * 100_000}]
+    assert embed(served, input=None, messages=messages, truncate_prompt_tokens=-1)["data"]
 
 
 def test_the_openai_client_which_asks_for_base64(served: Served) -> None:

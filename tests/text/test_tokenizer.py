@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from nvcli.errors import RequestError, TemplateError, TokenizerError
 from nvcli.text import Tokenizer, repair_surrogates
+from nvcli.text.tokenizer import LONG_TEXT
 from tests.text.tiny_tokenizer import ADDED_TOKENS, SPECIAL_TOKENS, write_tokenizer
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +42,63 @@ def texts() -> st.SearchStrategy[str]:
 def test_encodes_as_the_library_does(any_folder: Path, any_tokenizer: Tokenizer, text: str) -> None:
     oracle = tokenizers.Tokenizer.from_file(str(any_folder / "tokenizer.json"))
     assert any_tokenizer.encode(text) == oracle.encode(text, add_special_tokens=False).ids
+
+
+@given(pieces=st.lists(texts(), min_size=1, max_size=4), parse_special=st.booleans())
+def test_a_long_text_has_the_ids_of_a_short_one(
+    tokenizer: Tokenizer, pieces: list[str], parse_special: bool
+) -> None:
+    """They go two ways through the library."""
+    text = "".join(pieces)
+    text *= 1 + LONG_TEXT // max(1, len(text))
+    is_long, backend = len(text) >= LONG_TEXT, tokenizer._backend
+    if not parse_special:
+        backend = tokenizer._plain_backend
+    oracle = backend.encode(repair_surrogates(text), add_special_tokens=False).ids
+    assert is_long == bool(text)
+    assert tokenizer.encode(text, parse_special=parse_special) == oracle
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    count, is_over = 0, threading.Event()
+
+    def run() -> None:
+        nonlocal count
+        while not is_over.is_set():
+            count += 1
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until(lambda: count)
+        before = count
+        tokenizer.encode("word and " * 200_000)
+        assert count - before > 1000
+    finally:
+        is_over.set()
+        thread.join()
+
+
+class PanicException(BaseException):
+    """As the library's, which is no `Exception`."""
+
+
+def test_a_panic_of_the_library_ends_one_request(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Backend:
+        error: BaseException = PanicException("Onig: Regex search error")
+
+        def encode(self, text: str, **options: Any) -> Any:
+            raise self.error
+
+    backend = Backend()
+    monkeypatch.setattr(tokenizer, "_backend", backend)
+    with pytest.raises(RequestError, match="a text of 3 characters cannot be tokenized: Onig"):
+        tokenizer.encode("   ")
+    backend.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("   ")
 
 
 @given(text=texts())
