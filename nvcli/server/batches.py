@@ -104,11 +104,12 @@ class BatchManager:
             "request_counts": {"total": 0, "completed": 0, "failed": 0},
             "metadata": metadata,
         }
+        made = _shown(batch)  # as it begins, even where it has failed by the time of the reply
         with self._lock:
             self._batches[batch["id"]] = batch
             self._save(batch)
         self._queue.put(batch["id"])
-        return _shown(batch)
+        return made
 
     def get(self, batch_id: str) -> Batch | None:
         with self._lock:
