@@ -15,6 +15,8 @@ are told, and reading goes on for a few of them.
 
 from __future__ import annotations
 
+import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -42,6 +44,23 @@ class HeadTooLargeError(RequestError):
 class ArrivalTimeoutError(RequestError):
     http_status = 408
     code = "request_timeout"
+
+
+def _in_kernel(sock: Any) -> int:
+    """Bytes that the kernel keeps for a client, which may be megabytes: it takes more only when a
+    third of them is gone, so that a slow reader would seem to take nothing. 0 where it does not
+    count bytes: for Unix sockets, and on other systems than Linux.
+    """
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return 0
+    try:
+        import fcntl
+        import termios
+
+        answer = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+    except (ImportError, AttributeError, OSError):
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
 
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
@@ -146,19 +165,27 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._departure_clock is None:
             self._start_departure_clock()
 
+    def _num_taken(self) -> int:
+        """Bytes of what was written that have reached the client."""
+        left = self.transport.get_write_buffer_size() + _in_kernel(
+            self.transport.get_extra_info("socket")
+        )
+        return self._num_written - left
+
     def _start_departure_clock(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        self._num_due = self._num_written - unsent + min(unsent, PORTION_BYTES)
+        taken = self._num_taken()
+        self._num_due = taken + min(self._num_written - taken, PORTION_BYTES)
         self._departure_clock = self.loop.call_later(self.departure_s, self._on_departure_clock)
 
     def _on_departure_clock(self) -> None:
         """It runs while there is something to send, also after the connection was closed: what was
         written before goes out first, for as long as that takes."""
         self._departure_clock = None
-        unsent = self.transport.get_write_buffer_size()
-        if self._num_written - unsent < self._num_due:
+        if not self.transport.get_write_buffer_size():
+            return  # what the kernel still has costs us nothing
+        if self._num_taken() < self._num_due:
             self.transport.abort()
-        elif unsent:
+        else:
             self._start_departure_clock()
 
     # --- refusing ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,12 @@ import uvicorn
 from uvicorn.server import ServerState as UvicornState
 
 from nvcli.server.bridge import EngineBridge, OutputGroups
-from nvcli.server.http_protocol import DEPARTURE_S, PORTION_BYTES, GuardedProtocol
+from nvcli.server.http_protocol import (
+    DEPARTURE_S,
+    PORTION_BYTES,
+    GuardedProtocol,
+    _in_kernel,
+)
 from nvcli.types import FinishReason, RequestOutput
 from tests.server.conftest import DEFAULTS, Serve
 from tests.server.test_disconnect import request_bytes
@@ -179,6 +185,30 @@ def test_a_portion_is_due_each_time(made: Made, written: int, taken: int, is_cut
     if not is_cut:
         fire(loop)  # of the second portion nothing was taken
         assert transport.is_aborted
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what its kernel keeps")
+def test_what_the_kernel_keeps_was_not_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+        with client, ours:
+            ours.setblocking(False)
+            assert _in_kernel(ours) == 0
+            written = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    written += ours.send(b"x" * 65536)
+            kept = _in_kernel(ours)
+            assert 0 < kept < written  # the rest is in the client's own kernel
+            client.settimeout(PATIENCE_S)
+            while _in_kernel(ours):
+                client.recv(65536)
+    assert _in_kernel(None) == 0
+    left, right = socket.socketpair()
+    with left, right:
+        left.send(b"x")
+        assert _in_kernel(left) == 0
 
 
 def test_the_clock_goes_on_after_the_connection_was_closed(made: Made) -> None:
