@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ with contextlib.suppress(ImportError):  # the GPU tests run without it
 # A background job ignores Ctrl-C and hands that on; tests that send it start from the usual.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """The command line, run in this process, takes SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if before is not None:  # what was not set from Python cannot be set again
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(autouse=True)

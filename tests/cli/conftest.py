@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -60,8 +58,6 @@ class Cli:
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
-    previous = signal.getsignal(signal.SIGTERM)
+def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)  # no server of the developer's
-    yield Cli(monkeypatch)
-    signal.signal(signal.SIGTERM, previous)
+    return Cli(monkeypatch)
