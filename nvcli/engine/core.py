@@ -7,8 +7,9 @@ so the device never waits for the host:
         k          k        k      results of k-2    k-1
         k+1       k+1      k+1     results of k-1    k
 
-Between collecting k-1 and launching k+1 only scheduling runs; text work overlaps step k+1. Both
-depths are the same code and give the same tokens: a step never depends on a token the host has not
+Between collecting k-1 and launching k+1 only scheduling runs; text work overlaps step k+1. Results
+of a few rows are handed out as soon as they are collected: that takes less time than step k, which
+is under way, so the reader need not wait for the launch. Both depths are the same code and give the same tokens: a step never depends on a token the host has not
 read, except for sequences with a gate, and those sit out until their consumer has caught up.
 
 One stream: the device runs plans in launch order, all of them. That is the only fence: a sequence
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from nvcli.engine.sequence import Sequence
     from nvcli.engine.step import Row, StepDevice, StepPlan, StepResult, Ticket
     from nvcli.types import TokenLogprob
+
+FEW_UPDATES = 4  # some 20 us of text work each
 
 
 @dataclass(slots=True)
@@ -178,7 +181,7 @@ class EngineCore:
         self._hand_out()
         if len(self._tickets) > self.depth or (self._tickets and not launched):
             self._collect(self._tickets.popleft())
-        if self.depth == 0 or not launched:
+        if self.depth == 0 or not launched or len(self._updates) <= FEW_UPDATES:
             self._hand_out()
         if not self.has_unfinished:
             self._busy_since = None

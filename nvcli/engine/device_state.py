@@ -238,7 +238,8 @@ class DeviceState:
             self.params_f[slots] = floats
             self.params_i[slots] = ints
             self.masked_ids[slots] = masked
-            self.block_table[slots] = self.dummy_block
+            # Assigning a number by an index tensor would copy it there and wait.
+            self.block_table.index_fill_(0, slots, self.dummy_block)
             for init in plan.slot_inits:
                 size = len(init.prompt_token_ids) + len(init.output_token_ids)
                 self._init_slot(init, token_ids[offset : offset + size])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nvcli.engine.core import EngineCore, Update
+from nvcli.engine.core import FEW_UPDATES, EngineCore, Update
 from nvcli.engine.sequence import Status
 from nvcli.engine.step import StepPlan, StepResult
 from nvcli.errors import (
@@ -101,16 +101,37 @@ def test_depth_0_reads_each_step_before_the_next() -> None:
     ]
 
 
-def test_depth_1_launches_the_next_step_before_it_reads_and_hands_out_after_it_launched() -> None:
+def hand_outs(num_rows: int) -> list[str]:
     core, device, log = make_null_core(depth=1)
-    log.on_update = lambda update: device.calls.append(f"hand out {update.token_ids[0]}")
-    core.add(make_sequence(max_tokens=4))
+
+    def consume(updates: list[Update]) -> None:
+        device.calls.append(f"hand out {len(updates)} x {updates[0].token_ids[0]}")
+        log(updates)
+
+    core._consumer = consume
+    for _ in range(num_rows):
+        core.add(make_sequence(max_tokens=4))
     run(core)
-    assert device.calls == [
+    return device.calls
+
+
+def test_depth_1_launches_the_next_step_before_it_reads_and_hands_out_after_it_launched() -> None:
+    n = FEW_UPDATES + 1
+    assert hand_outs(n) == [
         *("launch 0", "launch 1", "collect 0"),
-        *("launch 2", "hand out 100", "collect 1"),
-        *("launch 3", "hand out 101", "collect 2"),
-        *("hand out 102", "collect 3", "hand out 103"),  # nothing left to launch
+        *("launch 2", f"hand out {n} x 100", "collect 1"),
+        *("launch 3", f"hand out {n} x 101", "collect 2"),
+        *(f"hand out {n} x 102", "collect 3", f"hand out {n} x 103"),  # nothing left to launch
+    ]
+
+
+def test_depth_1_hands_out_a_few_rows_as_soon_as_they_are_read() -> None:
+    n = FEW_UPDATES
+    assert hand_outs(n) == [
+        *("launch 0", "launch 1", "collect 0", f"hand out {n} x 100"),
+        *("launch 2", "collect 1", f"hand out {n} x 101"),
+        *("launch 3", "collect 2", f"hand out {n} x 102"),
+        *("collect 3", f"hand out {n} x 103"),
     ]
 
 
@@ -389,14 +410,18 @@ def test_forcing_a_sequence_with_tokens_in_flight_is_our_own_mistake() -> None:
     run(core)
 
 
-def test_tokens_are_unread_until_the_consumer_returned() -> None:
+@pytest.mark.parametrize(("few", "in_flight"), [(1, [2, 2, 1]), (0, [3, 2, 1])])
+def test_tokens_are_unread_until_the_consumer_returned(
+    monkeypatch: pytest.MonkeyPatch, few: int, in_flight: list[int]
+) -> None:
+    monkeypatch.setattr("nvcli.engine.core.FEW_UPDATES", few)
     core, _, log = make_core(depth=1)
     seq = make_sequence(max_tokens=3)
     unread: list[int] = []
     log.on_update = lambda _: unread.append(seq.num_unread_tokens)
     core.add(seq)
     run(core)
-    assert unread == [3, 2, 1]  # with those in flight
+    assert unread == in_flight
     assert seq.num_unread_tokens == 0
 
 
@@ -467,7 +492,8 @@ def test_our_own_errors_keep_their_class_and_hint() -> None:
     assert log.of(seq)[-1].error is error
 
 
-def test_tokens_read_before_a_failure_come_with_it() -> None:
+def test_tokens_read_before_a_failure_come_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvcli.engine.core.FEW_UPDATES", 0)  # else it is handed out at once
     core, _, log = make_core(depth=1, failing_launches=frozenset([3]))
     seq = make_sequence(max_tokens=9)
     core.add(seq)
