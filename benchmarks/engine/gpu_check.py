@@ -71,6 +71,7 @@ def check_kernels() -> None:
         "swiglu": lambda: rows.check_swiglu((5, 3072), bf16, "cuda"),
         "rotary store": lambda: rows.check_rotary((9, 16, 8, 128, 16, True, True), bf16, "cuda"),
         "prepare": lambda: sampling.check_prepare("cuda"),
+        "hand over": lambda: sampling.check_hand_over("cuda"),
         "noise": lambda: sampling.check_uniforms("cuda"),
         "sampling": lambda: sampling.check_sampling(151_936, 151_936, bf16, "cuda"),
         "dependent launch": rows.test_dependent_launch_changes_nothing,

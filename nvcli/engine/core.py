@@ -9,8 +9,9 @@ so the device never waits for the host:
 
 Between collecting k-1 and launching k+1 only scheduling runs; text work overlaps step k+1. Results
 of a few rows are handed out as soon as they are collected: that takes less time than step k, which
-is under way, so the reader need not wait for the launch. Both depths are the same code and give the same tokens: a step never depends on a token the host has not
-read, except for sequences with a gate, and those sit out until their consumer has caught up.
+is under way, so their reader need not wait for the launch. Both depths are the same code and give
+the same tokens: a step never depends on a token the host has not read, except for sequences with a
+gate, and those sit out until their consumer has caught up.
 
 One stream: the device runs plans in launch order, all of them. That is the only fence: a sequence
 that ended gives its slot and blocks away at once, although a launched step may still write there.

@@ -30,7 +30,14 @@ import torch
 from torch import Tensor
 
 from nvcli.engine.shared_steps import MIN_SHARED_TOKENS, shared_decode_buckets
-from nvcli.kernels.prepare import IS_STORED, SAMPLES, StepTensors, prepare
+from nvcli.kernels.prepare import (
+    BLOCK_SHIFT,
+    IS_STORED,
+    SAMPLES,
+    StepTensors,
+    hand_over,
+    prepare,
+)
 from nvcli.layers.forward_batch import ForwardBatch
 
 if TYPE_CHECKING:
@@ -122,9 +129,20 @@ class BucketKind:
 
 @dataclass(slots=True)
 class _Staging:
-    host: Any  # numpy view of the pinned buffer, [Bmax, 4] int32
+    host: Any  # numpy view of the pinned buffer, [1 + Bmax, 4] int32
     pinned: Tensor
     event: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a captured step gives, of the plan's B rows; but for `on_host` until the next step."""
+
+    logits: Tensor  # [B, V]
+    samples: Tensor  # [B] int32, -1 where a row does not sample
+    # [B] int32, the same in the host's memory once the step is done, for STAGING_RING - 1 steps
+    # more; None where they were changed after the captured step
+    on_host: Tensor | None
 
 
 class GraphRunner:
@@ -167,8 +185,12 @@ class GraphRunner:
             (max_num_seqs, state.padded_vocab_size), dtype=dtype, device=device
         )
         self.out = torch.full((max_num_seqs,), -1, dtype=torch.int32, device=device)
+        is_cuda = device.type == "cuda"
+        self._host_out = torch.full(
+            (STAGING_RING, max_num_seqs), -1, dtype=torch.int32, pin_memory=is_cuda
+        )
         self._ring: list[_Staging] = []
-        self._turn = 0
+        self._turn = -1  # of the ring and of `_host_out`
 
     # --- capture ---------------------------------------------------------------------------------
 
@@ -251,29 +273,28 @@ class GraphRunner:
         self.sampler.run_kernel(
             logits, step.sample_slots, step.sample_positions, self.out[:num_rows]
         )
+        hand_over(self.out[:num_rows], step.head, self._host_out)
 
     # --- a step ----------------------------------------------------------------------------------
 
-    def run(self, plan: StepPlan) -> tuple[Tensor, Tensor] | None:
-        """Replay the step; None, and nothing done, where no bucket holds it.
-
-        -> logits [B, V] and samples [B] int32 (-1 where a row does not sample), of the plan's B
-        rows, valid until the next step.
-        """
+    def run(self, plan: StepPlan) -> Replayed | None:
+        """Replay the step; None, and nothing done, where no bucket holds it."""
         num_tokens = plan.num_tokens
         is_decode = num_tokens == len(plan.rows)
         bucket = self.kinds[is_decode, False].smallest(num_tokens)
         if bucket is None or not _can_replay(plan):
             return None
         state, num_rows = self.state, len(plan.rows)
-        state.apply_deltas(plan)
+        brought = _brought_blocks(plan, state.block_size) if is_decode else None
+        if brought is None:
+            state.apply_deltas(plan)
         if self.shared is not None and self.shared.update(plan, state.version):
             bucket = self.kinds[is_decode, True].smallest(num_tokens) or bucket
         self.sampler.admit(plan)
-        self._upload_rows(plan, bucket.rows)
+        self._upload_rows(plan, bucket.rows, brought or {})
         bucket.graph.replay()
         logits, out = self.logits[:num_rows], self.out[:num_rows]
-        self.sampler.finish(
+        is_changed = self.sampler.finish(
             plan,
             list(range(num_rows)),
             logits,
@@ -281,27 +302,35 @@ class GraphRunner:
             self.step.sample_positions[:num_rows],
             out,
         )
-        return logits, out
+        on_host = None if is_changed else self._host_out[self._turn, :num_rows]
+        return Replayed(logits, out, on_host)
 
-    def _upload_rows(self, plan: StepPlan, num_rows: int) -> None:
-        """The plan's rows, then padding up to the bucket, as one copy that does not wait."""
+    def _upload_rows(self, plan: StepPlan, num_rows: int, brought: dict[int, int]) -> None:
+        """The plan's rows, then padding up to the bucket, as one copy that does not wait.
+
+        brought: slot -> a block that its row brings
+        """
         staging = self._next_staging()
         host = staging.host
         count = len(plan.rows)
-        host[:count] = [
+        host[0, 0] = self._turn
+        host[1 : 1 + count] = [
             (row.slot, row.start, row.n, row.samples * SAMPLES | row.is_stored * IS_STORED)
             for row in plan.rows
         ]
-        host[count:num_rows] = self._padding
-        self.step.rows[:num_rows].copy_(staging.pinned[:num_rows], non_blocking=True)
+        if brought:
+            blocks = [brought.get(row.slot, -1) + 1 for row in plan.rows]
+            host[1 : 1 + count, 3] |= np.array(blocks, np.int32) << BLOCK_SHIFT
+        host[1 + count : 1 + num_rows] = self._padding
+        self.step.sent[: 1 + num_rows].copy_(staging.pinned[: 1 + num_rows], non_blocking=True)
         if staging.event is not None:
             staging.event.record()
 
     def _next_staging(self) -> _Staging:
         self._turn = (self._turn + 1) % STAGING_RING
-        if len(self._ring) < STAGING_RING:
+        if self._turn >= len(self._ring):
             is_cuda = self.state.device.type == "cuda"
-            pinned = torch.empty(self.step.rows.shape, dtype=torch.int32, pin_memory=is_cuda)
+            pinned = torch.zeros(self.step.sent.shape, dtype=torch.int32, pin_memory=is_cuda)
             event = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
             self._ring.append(_Staging(pinned.numpy(), pinned, event))
             return self._ring[-1]
@@ -316,3 +345,18 @@ def _can_replay(plan: StepPlan) -> bool:
     return bool(plan.rows) and all(
         row.seq.params.prompt_logprobs is None and row.seq.pools is None for row in plan.rows
     )
+
+
+def _brought_blocks(plan: StepPlan, block_size: int) -> dict[int, int] | None:
+    """slot -> block, where all that a decode plan changes is a block that a row's token begins;
+    None where it changes more.
+    """
+    if plan.slot_inits or plan.token_writes:
+        return None
+    found = {slot: (entry, block) for slot, entry, block in plan.block_writes}
+    if len(found) < len(plan.block_writes):
+        return None
+    entries = {row.slot: row.start // block_size for row in plan.rows}
+    if any(entries.get(slot) != entry for slot, (entry, _) in found.items()):
+        return None
+    return {slot: block for slot, (_, block) in found.items()}

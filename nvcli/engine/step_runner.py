@@ -97,9 +97,11 @@ class StepRunner:
     def _launch(self, plan: StepPlan) -> RunnerTicket:
         replayed = self.graphs.run(plan) if self.graphs is not None else None
         if replayed is not None:
-            logits, sampled = replayed  # of all rows
             ticket = RunnerTicket(plan, list(range(len(plan.rows))))
-            return self._send(ticket, [sampled, *self._logprobs(ticket, logits, sampled)])
+            more = self._logprobs(ticket, replayed.logits, replayed.samples)
+            if replayed.on_host is None or more:
+                return self._send(ticket, [replayed.samples, *more])
+            return self._send(ticket, [], replayed.on_host)
         inputs = self.state.prepare(plan, self.attention)
         if self._step_sampler is not None:
             self._step_sampler.admit(plan)
@@ -137,9 +139,21 @@ class StepRunner:
         self.state.store_samples(plan, inputs, sampled)
         return sampled.to(torch.int32)
 
-    def _send(self, ticket: RunnerTicket, pieces: list[Tensor]) -> RunnerTicket:
-        """Start the copy of a step's results to the host.  pieces: int32, [...] each."""
-        if pieces and self.reports:
+    def _send(
+        self, ticket: RunnerTicket, pieces: list[Tensor], on_host: Tensor | None = None
+    ) -> RunnerTicket:
+        """Start the copy of a step's results to the host.  pieces: int32, [...] each.
+
+        on_host: all of them, where the step itself writes them there
+        """
+        if on_host is not None and self.reports:
+            if self.device.type == "cuda":
+                ticket.output = on_host
+                ticket.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                ticket.event.record()
+            else:
+                ticket.output = on_host.clone()
+        elif pieces and self.reports:
             output = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             if self.device.type == "cuda":
                 ticket.output = torch.empty(output.shape, dtype=torch.int32, pin_memory=True)

@@ -68,10 +68,11 @@ class StepSampler:
         slots: Tensor,
         positions: Tensor,
         out: Tensor,
-    ) -> None:
+    ) -> bool:
         """After the kernel: sample the rows it does not know, and note on the host what is written.
 
         rows: rows of the plan behind logits [R, V], slots, positions and out [R].
+        -> whether there were such rows, so that `out` has changed.
         """
         infos = self.state.slots
         others: list[int] = []  # indices into rows
@@ -86,7 +87,7 @@ class StepSampler:
                 continue
             info.length = max(info.length, row.start + row.n + 1)
         if not others:
-            return
+            return False
         if len(others) < logits.shape[0]:
             index_of = self.state.upload_index(others)
             logits, slots, positions = logits[index_of], slots[index_of], positions[index_of]
@@ -99,3 +100,4 @@ class StepSampler:
             out[index_of] = sampled.to(torch.int32)
         else:
             out.copy_(sampled)
+        return True

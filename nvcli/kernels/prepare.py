@@ -4,7 +4,13 @@ The host sends `rows [B, 4]` and nothing else; tokens, block tables and sampling
 device already. What comes out has fixed addresses, so the kernels can stand at the head of a
 captured step. Rows of no tokens are padding: no keys, nothing stored, nothing sampled.
 
-    rows: slot, start, n, flags      flags: SAMPLES | IS_STORED
+    rows: slot, start, n, flags      flags: SAMPLES | IS_STORED | (block + 1) << BLOCK_SHIFT
+
+A decoding row may bring the block that its token is the first of: a table's most usual change then
+needs no copy and no kernel of its own. 0: no block.
+
+What a step gives goes straight to the host's memory (`hand_over`): a copy by the copy engine would
+have the next step wait for two changes of engine.
 """
 
 from __future__ import annotations
@@ -23,16 +29,19 @@ if TYPE_CHECKING:
 
 SAMPLES = 1
 IS_STORED = 2
+BLOCK_SHIFT = 2
 TOKENS_AT_ONCE = 256
 MIN_LANES = 256  # one variant serves every batch up to it
 
 
 @dataclass(frozen=True, slots=True)
 class StepTensors:
-    """The inputs of a step of at most B rows and T tokens. `rows` is written by the host's copy,
-    everything else by `prepare`.
+    """The inputs of a step of at most B rows and T tokens. `head` and `rows` are written by the
+    host's copy, everything else by `prepare`.
     """
 
+    sent: Tensor  # [1 + B, 4] int32: head, then rows
+    head: Tensor  # [4] int32: which of the host's buffers the results go to; three unused
     rows: Tensor  # [B, 4] int32
     cu_seqlens_q: Tensor  # [B + 1] int32
     seq_lens: Tensor  # [B] int32
@@ -49,8 +58,11 @@ class StepTensors:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        sent = zeros(1 + num_rows, 4, dtype=torch.int32)
         return cls(
-            rows=zeros(num_rows, 4, dtype=torch.int32),
+            sent=sent,
+            head=sent[0],
+            rows=sent[1:],
             cu_seqlens_q=zeros(num_rows + 1, dtype=torch.int32),
             seq_lens=zeros(num_rows, dtype=torch.int32),
             slots=zeros(num_rows),
@@ -65,6 +77,8 @@ class StepTensors:
     def cut(self, num_rows: int, num_tokens: int) -> Self:
         """Views of the first rows and tokens, at the same addresses."""
         return type(self)(
+            sent=self.sent[: 1 + num_rows],
+            head=self.head,
             rows=self.rows[:num_rows],
             cu_seqlens_q=self.cu_seqlens_q[: num_rows + 1],
             seq_lens=self.seq_lens[:num_rows],
@@ -97,6 +111,7 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     P: tl.constexpr,
     ROWS_POW2: tl.constexpr,
+    BLOCK_SHIFT: tl.constexpr,
     IS_DECODE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -122,8 +137,12 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
         tl.store(logits_indices_ptr + row, row.to(tl.int64), mask=is_row)
         is_real = is_row & (n > 0)
         token = tl.load(tokens_ptr + slot * tokens_row_stride + start, mask=is_real, other=0)
-        table = block_table_ptr + slot * table_row_stride
-        block = tl.load(table + start // P, mask=is_real, other=0).to(tl.int64)
+        entry = block_table_ptr + slot * table_row_stride + start // P
+        block = tl.load(entry, mask=is_real, other=0)
+        brought = (flags >> BLOCK_SHIFT) - 1
+        block = tl.where(brought >= 0, brought, block)
+        tl.store(entry, block, mask=is_real & (brought >= 0))
+        block = block.to(tl.int64)
         is_new = is_real & ((flags & 2) == 0)
         tl.store(input_ids_ptr + row, token.to(tl.int64), mask=is_row)
         tl.store(positions_ptr + row, start.to(tl.int64), mask=is_row)
@@ -192,7 +211,7 @@ def prepare(
 
     step:         rows [B, 4] and tensors for T tokens; the rows' tokens are at most T
     tokens:       [S, L] int32
-    block_table:  [S, M] int32
+    block_table:  [S, M] int32         of decoding rows, gets the blocks that they bring
     is_decode:    B = T, and row i is token i: one token, or none as padding
     """
     num_rows, num_tokens = step.rows.shape[0], step.input_ids.shape[0]
@@ -217,6 +236,7 @@ def prepare(
         num_rows,
         P=block_size,
         ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
+        BLOCK_SHIFT=BLOCK_SHIFT,
         IS_DECODE=is_decode,
         **launch_options(tokens.device, num_warps=4),
     )
@@ -237,3 +257,41 @@ def prepare(
             TOKENS=TOKENS_AT_ONCE,
             **launch_options(tokens.device, num_warps=4),
         )
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _hand_over_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,  # [B] int32
+    head_ptr,  # [4] int32
+    host_ptr,  # [RING, Bmax] int32, the host's memory
+    host_row_stride,
+    num_rows,
+    ROWS_POW2: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.arange(0, ROWS_POW2)
+    is_row = row < num_rows
+    to = host_ptr + tl.load(head_ptr) * host_row_stride + row
+    tl.store(to, tl.load(out_ptr + row, mask=is_row, other=-1), mask=is_row)
+
+
+def hand_over(out: Tensor, head: Tensor, host: Tensor) -> None:
+    """Write a step's samples to the host's buffer that the head names. Reference: `Tensor.copy_`.
+
+    out:   [B] int32
+    head:  [4] int32          of `StepTensors`
+    host:  [RING, Bmax] int32, in pinned memory; there when an event behind the kernel has passed
+    """
+    num_rows = out.shape[0]
+    _hand_over_kernel[(1,)](
+        out,
+        head,
+        host,
+        host.stride(0),
+        num_rows,
+        ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
+        **launch_options(out.device, num_warps=4),
+    )

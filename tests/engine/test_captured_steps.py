@@ -42,17 +42,18 @@ class RepeatedBody:
     def _addresses(self) -> list[int]:
         state, graphs = self.runner.state, self.runner.graphs
         tensors = [state.tokens, state.block_table, state.params_f, state.params_i]
-        tensors += [graphs.logits, graphs.out, graphs.step.rows]
+        tensors += [graphs.logits, graphs.out, graphs.step.sent, graphs._host_out]
         return [tensor.data_ptr() for tensor in tensors]
 
     def replay(self) -> None:
         assert self._addresses() == self.addresses, "a captured address has changed"
         step = self.runner.graphs.step
         for name in step.__slots__:
-            if name != "rows":
+            if name not in ("sent", "head", "rows"):  # what the host sends
                 getattr(step, name).fill_(-12345)
         self.runner.graphs.logits.fill_(float("nan"))
         self.runner.graphs.out.fill_(-7)
+        self.runner.graphs._host_out.fill_(-8)
         self.num_replays += 1
         self.body()
 
@@ -322,3 +323,24 @@ def test_buckets_always_hold_the_largest_batch() -> None:
     assert token_buckets(100, 1) == [16, 32, 64]
     assert token_buckets(16_384, 440_000_000)[-1] == 4096  # Qwen3-0.6B
     assert token_buckets(16_384, 8_000_000_000)[-1] == 512
+
+
+def test_decoding_rows_bring_their_blocks_unless_more_changes() -> None:
+    from types import SimpleNamespace
+
+    from nvcli.engine.cuda_graph import _brought_blocks
+    from nvcli.engine.step import BlockWrite, Row, StepPlan, TokenWrite
+
+    seq: Any = SimpleNamespace(epoch=0)
+    rows = [Row(seq, 0, slot, start, 1, samples=True) for slot, start in ((3, 16), (0, 5), (2, 64))]
+
+    def brought(*writes: tuple[int, int, int], **more: Any) -> dict[int, int] | None:
+        plan = StepPlan(0, rows=rows, block_writes=[BlockWrite(*w) for w in writes], **more)
+        return _brought_blocks(plan, block_size=16)
+
+    assert brought() == {}
+    assert brought((3, 1, 40), (2, 4, 0)) == {3: 40, 2: 0}
+    assert brought((3, 2, 40)) is None, "not where the row's token goes"
+    assert brought((3, 1, 40), (1, 0, 7)) is None, "of a slot that has no row"
+    assert brought((3, 1, 40), (3, 2, 41)) is None, "two of one row"
+    assert brought(token_writes=[TokenWrite(0, 5, [1])]) is None

@@ -160,7 +160,10 @@ def check_uniforms(device: str) -> None:
 
 
 def check_prepare(device: str) -> None:
-    from nvcli.kernels.prepare import IS_STORED, SAMPLES, StepTensors, prepare
+    from nvcli.kernels.prepare import BLOCK_SHIFT, IS_STORED, SAMPLES, StepTensors, prepare
+
+    def brings(block: int) -> int:
+        return block + 1 << BLOCK_SHIFT
 
     generator = torch.Generator().manual_seed(1)
     P, num_slots, length = 4, 6, 40
@@ -176,13 +179,20 @@ def check_prepare(device: str) -> None:
         (decode, 3, True),
         ([*decode, dummy], 4, True),
         ([[5, 12, 1, SAMPLES]], 1, True),
+        ([[4, 8, 1, SAMPLES | brings(0)], [2, 7, 1, SAMPLES], [1, 0, 1, brings(63)]], 3, True),
     ):
         step = StepTensors.allocate(8, 40, torch.device(device))
         for name in step.__slots__:
             getattr(step, name).fill_(77)
         step = step.cut(len(rows), num_tokens)
         step.rows.copy_(torch.tensor(rows, dtype=torch.int32))
-        prepare(step, tokens.to(device), table.to(device), P, is_decode=is_decode)
+        assert step.sent[1:].tolist() == rows, "one buffer, sent as one"
+        on_device = table.to(device, copy=True)
+        prepare(step, tokens.to(device), on_device, P, is_decode=is_decode)
+        for slot, start, _, flags in rows:
+            if flags >> BLOCK_SHIFT:
+                table[slot, start // P] = (flags >> BLOCK_SHIFT) - 1
+        assert on_device.tolist() == table.tolist()
         inputs, positions, slots, bounds, last = [], [], [], [0], []
         for slot, start, n, flags in rows:
             for position in range(start, start + n):
@@ -208,6 +218,21 @@ def check_prepare(device: str) -> None:
         assert step.sample_positions.tolist() == [start + n for _, start, n, _ in rows]
 
 
+def check_hand_over(device: str) -> None:
+    from nvcli.kernels.prepare import hand_over
+
+    for num_rows, turn in ((1, 0), (5, 3), (256, 1), (300, 2)):
+        out = torch.arange(num_rows, dtype=torch.int32, device=device) - 1
+        head = torch.tensor([turn, 7, 7, 7], dtype=torch.int32, device=device)
+        host = torch.full((4, 320), -9, dtype=torch.int32, pin_memory=device == "cuda")
+        hand_over(out, head, host)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        want = torch.full((4, 320), -9, dtype=torch.int32)
+        want[turn, :num_rows].copy_(out)
+        assert host.tolist() == want.tolist()
+
+
 def check_all_in_float32() -> None:
     from nvcli.kernels import sampling
 
@@ -216,6 +241,7 @@ def check_all_in_float32() -> None:
         check_sampling(vocab, padded, torch.float32, "cpu")
     check_uniforms("cpu")
     check_prepare("cpu")
+    check_hand_over("cpu")
 
 
 @needs_triton
@@ -238,6 +264,7 @@ def test_sampling_on_cuda(dtype: torch.dtype) -> None:
 def test_noise_and_prepare_on_cuda() -> None:
     check_uniforms("cuda")
     check_prepare("cuda")
+    check_hand_over("cuda")
 
 
 @needs_triton

@@ -51,9 +51,7 @@ def logprobs(outputs: list[RequestOutput]) -> list[float]:
     return [entry.logprob for entry in entries if entry is not None]
 
 
-@pytest.mark.parametrize(
-    "way", [way for way in WAYS if (DEVICE, way) != ("cuda", "deterministic")]
-)
+@pytest.mark.parametrize("way", [way for way in WAYS if (DEVICE, way) != ("cuda", "deterministic")])
 def test_tokens_are_those_of_the_dense_twin(
     make_llm: MakeLLM, folders: tuple[Path, Path], way: str
 ) -> None:
