@@ -120,6 +120,14 @@ class BatchManager:
         with self._lock:
             return [_shown(batch) for batch in self._batches.values()]
 
+    def reader_of(self, file_id: str) -> str | None:
+        """The id of an open batch that this file is the input of."""
+        with self._lock:
+            for batch in self._batches.values():
+                if batch["input_file_id"] == file_id and batch["status"] in _OPEN:
+                    return str(batch["id"])
+        return None
+
     def cancel(self, batch_id: str) -> Batch:
         """Ends it when it is still open; does nothing otherwise."""
         with self._lock:
@@ -138,14 +146,18 @@ class BatchManager:
             try:
                 self._run(batch)
             except Exception as error:
-                logger.exception("batch %s failed", batch_id)
-                message = str(error) if isinstance(error, NvcliError) else type(error).__name__
+                is_ours = not isinstance(error, NvcliError)
+                logger.error("batch %s failed: %s", batch_id, error, exc_info=is_ours)
+                message = type(error).__name__ if is_ours else str(error)
                 self._refuse(batch, [batch_error("batch_failed", message)])
 
     def _run(self, batch: Batch) -> None:
         output = self.folder / f"{batch['id']}.out.jsonl"
+        path = self._files.path(batch["input_file_id"])
+        if batch["status"] in ("validating", "in_progress") and not path.exists():
+            self._refuse(batch, [batch_error("invalid_input_file", "the input file is gone")])
+            return
         if batch["status"] == "validating":
-            path = self._files.path(batch["input_file_id"])
             total, errors = validate(path, batch["endpoint"], self._model_names)
             if errors:
                 self._refuse(batch, errors)

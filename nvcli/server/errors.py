@@ -47,6 +47,11 @@ class MediaTypeError(RequestError):
     code = "unsupported_media_type"
 
 
+class InUseError(RequestError):
+    http_status = 409
+    code = "in_use"
+
+
 class QueueFullError(RequestError):
     http_status = 429
     code = "queue_full"

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
 from nvcli.errors import InvalidParameterError, UsageError
-from nvcli.server.errors import BadRequestError, MediaTypeError, NotFoundError
+from nvcli.server.errors import BadRequestError, InUseError, MediaTypeError, NotFoundError
 from nvcli.server.json_io import JSONBody
 from nvcli.server.store import page
 
@@ -182,6 +182,12 @@ async def get_file_content(http: HTTPRequest) -> Response:
 
 
 async def delete_file(http: HTTPRequest) -> Response:
+    state: ServerState = http.app.state
     file_id = http.path_params["file_id"]
-    files_of(http.app.state).delete(file_id)
+    reader = None if state.batches is None else state.batches.reader_of(file_id)
+    if reader is not None:
+        raise InUseError(
+            f"the file is the input of {reader}, which is not over", hint="Cancel it first."
+        )
+    files_of(state).delete(file_id)
     return JSONBody({"id": file_id, "object": "file", "deleted": True})

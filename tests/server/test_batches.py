@@ -279,3 +279,31 @@ def test_a_restarted_server_goes_on(serve: Serve, client_of: Any, tmp_path: Path
     ids = [value["custom_id"] for value in lines_of(again, done.output_file_id)]
     assert sorted(ids, key=int) == [str(i) for i in range(30)]
     assert len(second.llm.prompts) < 30  # finished lines were not run again
+
+
+def test_the_input_of_an_open_batch_stays(
+    serve: Serve, client_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that has vanished all the same fails the batch, in words without a path of ours."""
+    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
+    client = client_of(served)
+    served.llm.device.gate.clear()
+    files = [
+        client.files.create(file=("in.jsonl", as_jsonl([line("a")])), purpose="batch")
+        for _ in range(2)
+    ]
+    batches = [
+        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        for file in files
+    ]
+    response = served.client.delete(f"/v1/files/{files[0].id}")
+    assert response.status_code == 409
+    assert batches[0].id in response.json()["error"]["message"]
+    (tmp_path / "files" / files[1].id).unlink()
+    served.llm.device.gate.set()
+    assert wait_for(client, batches[0].id).status == "completed"
+    gone = wait_for(client, batches[1].id)
+    assert gone.status == "failed"
+    assert [error.message for error in gone.errors.data] == ["the input file is gone"]
+    assert client.files.delete(files[0].id).deleted
+    assert not caplog.records
