@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.engine.engine import EngineStats
 from nvcli.engine.engine_thread import error_outputs
-from nvcli.errors import EngineError
+from nvcli.errors import EngineClosedError, EngineError
 from nvcli.server.wire import unpack_output
 from nvcli.types import FinishReason, RequestOutput
 
 if TYPE_CHECKING:
     from nvcli.cluster.replica import Group
     from nvcli.cluster.routing import Call, Router, Slot
-    from nvcli.errors import EngineClosedError, NvcliError
+    from nvcli.errors import NvcliError
 
     Told = list[tuple[Call, list[RequestOutput]]]  # what is new, and for whom
 
@@ -233,6 +233,14 @@ class Dispatcher:
                 self.leaving.remove(slot)
             self._go_on()
             return found
+
+    def give_up(self, slot: Slot, reason: str) -> Told:
+        """It could not be loaded. Where that is so of every replica all requests end with that."""
+        with self._changed:
+            slot.is_gone = True
+            if not all(other.is_gone for other in self.slots):
+                return []
+            return self.end_all(EngineClosedError(f"every replica is lost: {reason}"))
 
     def _release(self, slot: Slot, reason: str, *, is_loss: bool) -> tuple[int, Told]:
         """Holds the lock."""

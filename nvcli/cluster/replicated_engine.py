@@ -205,11 +205,8 @@ class ReplicatedEngine(DescribedEngine):
         try:
             self._actors.info_of(future)
         except Exception as error:  # noqa: BLE001 - Ray's errors, and what loading raises
-            slot.is_gone = True
             self._note(f"{name} does not come back: {reason_of(error)}")
-            if all(other.is_gone for other in self.dispatcher.slots):
-                reason = f"every replica is lost: {reason_of(error)}"
-                self._tell(self.dispatcher.end_all(EngineClosedError(reason)))
+            self._tell(self.dispatcher.give_up(slot, reason_of(error)))
             return
         if self.dispatcher.bring_up(slot):
             self._note(f"{name} of {self.num_replicas} is back")

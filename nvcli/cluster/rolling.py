@@ -119,9 +119,9 @@ class RollingRestart:
         self._put_in(old, new, is_up=False)
         try:
             self._load(new)
-        except NvcliError:
+        except NvcliError as error:
             self._actors.kill(new)
-            new.is_gone = True
+            self._tell(self._dispatcher.give_up(new, str(error)))
             raise
         if self._dispatcher.bring_up(new):
             self._poll(new)

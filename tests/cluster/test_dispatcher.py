@@ -362,6 +362,20 @@ def test_a_request_goes_with_its_age() -> None:
     assert 100.0 <= age_s < 100.0 + PATIENCE_S
 
 
+def test_when_nobody_can_be_loaded_requests_end() -> None:
+    """Whichever comes last: one that was lost, or one that was to take a place."""
+    dispatcher, slots = make(2)
+    dispatcher.lose(slots[0])
+    assert dispatcher.give_up(slots[0], "no memory") == []
+    dispatcher.end(slots[1])
+    new = Slot(1, Actor())
+    dispatcher.replace(slots[1], new)
+    dispatcher.add(call("a"))
+    ((_, outputs),) = dispatcher.give_up(new, "no weights")
+    assert outputs[0].error == "every replica is lost: no weights"
+    assert dispatcher.error is not None
+
+
 def test_the_end_is_told_once() -> None:
     dispatcher, (slot, _) = make(2)
     dispatcher.add(call("a"))
