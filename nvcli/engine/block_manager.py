@@ -187,13 +187,15 @@ class BlockManager:
             return []
         named: list[HashedBlock] = []
         num_full = num_tokens // self.block_size
+        if num_full <= seq.num_hashed_blocks:
+            return named  # nearly always
         for index in range(seq.num_hashed_blocks, num_full):
             block, digest = seq.block_table[index], self._digest(seq, index)
             if digest not in self._block_of:
                 self._block_of[digest] = block
                 self._digests[block] = digest
                 named.append((block, digest))
-        seq.num_hashed_blocks = max(seq.num_hashed_blocks, num_full)
+        seq.num_hashed_blocks = num_full
         return named
 
     def retract(self, named: list[HashedBlock]) -> None:

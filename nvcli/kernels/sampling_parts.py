@@ -12,6 +12,8 @@ found bit by bit from above, by counting.
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 
@@ -21,6 +23,7 @@ ID_BITS = 20
 FLAG_PENALTIES = 1
 FLAG_BIAS = 2
 
+_HAS_FAST_LOG = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which knows no assembly
 _GOLDEN = tl.constexpr(noise.GOLDEN)
 _MIX_1 = tl.constexpr(noise.MIX_1)
 _MIX_2 = tl.constexpr(noise.MIX_2)
@@ -65,19 +68,30 @@ def uniform(key, ids):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _log(x):  # type: ignore[no-untyped-def]
+    """The device's logarithm of a normal number: one instruction and a product, where the library's
+    takes thirty. Off by at most 2**-22 of the value, between 1/2 and 2 by 2**-22.
+    """
+    if _HAS_FAST_LOG:
+        log2 = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+        return log2 * 0.6931471805599453
+    return tl.log(x)
+
+
+@triton.jit
 def gumbel(key, ids):  # type: ignore[no-untyped-def]
-    """-log(-log1p(-u)). Small u, which make the large values, take the series of log1p: the
-    device's fast logarithm is only good in absolute terms near 1.
+    """-log(-log1p(-u)), to 4e-6. Small u, which make the large values, take the series of log1p:
+    the device's logarithm is only good in absolute terms near 1.
     """
     u = uniform(key, ids)
-    series = 1.0 / 6.0 + u * (1.0 / 7.0)
-    series = 1.0 / 5.0 + u * series
-    series = 1.0 / 4.0 + u * series
+    series = 1.0 / 4.0 + u * (1.0 / 5.0)
     series = 1.0 / 3.0 + u * series
     series = 1.0 / 2.0 + u * series
     series = u + u * u * series
-    exponential = tl.where(u < 0.0625, series, -tl.log(1.0 - u))
-    return -tl.log(exponential)
+    exponential = tl.where(u < 0.0625, series, -_log(1.0 - u))
+    return -_log(exponential)
 
 
 # --- a row ---------------------------------------------------------------------------------------
