@@ -120,11 +120,17 @@ def parse_chat(
     messages = tuple(parse_messages(raw_messages))
     for i, message in enumerate(messages):
         content_text(message, f"messages[{i}]")  # media parts are refused by place
+        if message.content is None and message.role in ("user", "system", "developer"):
+            fields.fail(f"messages[{i}].content", "is missing")
     sampling = read_sampling(fields)
     limit = read_token_limit(fields)
     if limit is not None:
         sampling["max_tokens"] = limit
     has_logprobs = _read_logprobs(fields, sampling)
+    echo = fields.flag("echo") or False
+    if limit == 0 and not echo and sampling.get("prompt_logprobs") is None:
+        name = "max_tokens" if fields.has("max_tokens") else "max_completion_tokens"
+        fields.fail(name, "must be at least 1")
     thinking, variables = read_thinking(fields)
     if thinking.budget is not None:
         sampling["thinking_budget"] = thinking.budget
@@ -162,7 +168,7 @@ def parse_chat(
         stream=fields.flag("stream") or False,
         include_usage=bool(options and options.flag("include_usage")),
         include_obfuscation=options.flag("include_obfuscation") if options else None,
-        echo=fields.flag("echo") or False,
+        echo=echo,
         has_logprobs=has_logprobs,
         return_token_ids=fields.flag("return_token_ids") or False,
         return_tokens_as_token_ids=fields.flag("return_tokens_as_token_ids") or False,

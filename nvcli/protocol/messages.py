@@ -7,9 +7,9 @@ from typing import Any
 
 from nvcli.protocol.chat import MAX_MESSAGES, ChatRequest
 from nvcli.protocol.fields import Fields
-from nvcli.protocol.sampling import check_sampling, read_sampling, refuse_outputs
-from nvcli.protocol.structured import read_structure
-from nvcli.protocol.thinking import Thinking, read_thinking
+from nvcli.protocol.sampling import MAX_TOKENS, check_sampling, read_sampling, refuse_outputs
+from nvcli.protocol.structured import Structure, json_structure, read_structure
+from nvcli.protocol.thinking import BUDGETS, EFFORTS, Thinking, read_thinking
 from nvcli.protocol.tools import MAX_TOOLS, Choice, Tools, check_names
 from nvcli.types import Message, ToolCall
 
@@ -23,8 +23,6 @@ _ACCEPTED = (
     "anthropic_beta",
 )
 _REFUSED = {
-    "output_config": "is not supported; use response_format or thinking",
-    "output_format": "is not supported; use response_format",
     "context_management": "is not supported",
     "mcp_servers": "is not supported here; /v1/responses and chat completions take MCP tools",
 }
@@ -46,20 +44,23 @@ def parse_messages_request(
     if limit is None and needs_limit:
         fields.fail("max_tokens", "is missing")
     if limit is not None:
-        sampling["max_tokens"] = limit
+        sampling["max_tokens"] = min(limit, MAX_TOKENS)
     stops = fields.texts("stop_sequences")
     if stops is not None:
         if "stop" in sampling:
             fields.fail("stop", "cannot be given beside stop_sequences")
         sampling.update(read_sampling(Fields({"stop": list(stops)})))
     thinking, variables = read_thinking(fields)
-    if thinking.budget is not None:
-        sampling["thinking_budget"] = thinking.budget
     if thinking.enabled is None:  # here a client asks for thinking, or does not get it
         adapts = isinstance(fields.get("thinking"), dict)
         thinking = Thinking(adapts, thinking.budget, thinking.is_shown)
+    structure, effort = _output(fields)
+    budget = thinking.budget
+    if budget is None and effort is not None and thinking.enabled:
+        budget = BUDGETS.get(effort)
+    if budget is not None:
+        sampling["thinking_budget"] = budget
     check_sampling(sampling)
-    structure = read_structure(fields)
     tools = _tools(fields)
     last = messages[-1]
     fields.ignore(_ACCEPTED)
@@ -81,6 +82,31 @@ def parse_messages_request(
     )
 
 
+def _output(fields: Fields) -> tuple[Structure | None, str | None]:
+    """The structure and the effort that a request asks for; Anthropic's `output_config` has both,
+    and `output_format` is what its `format` was called before."""
+    config = fields.object("output_config")
+    effort = shape = None
+    if config is not None:
+        effort = config.choice("effort", EFFORTS)
+        shape = config.object("format")
+    older = fields.object("output_format")
+    if shape is not None and older is not None:
+        fields.fail("output_format", "cannot be given beside output_config.format")
+    shape = shape or older
+    structure = read_structure(fields)
+    if shape is None:
+        return structure, effort
+    if shape.choice("type", ("json_schema",)) is None:
+        shape.fail("type", "must be json_schema")
+    schema = shape.get("schema")
+    if not isinstance(schema, dict):
+        shape.fail("schema", "must be a JSON schema, an object")
+    if structure is not None:
+        fields.fail(structure.param, f"cannot be given beside {shape.name('schema')}")
+    return json_structure(schema, shape.name("schema")), effort
+
+
 # --- messages ------------------------------------------------------------------------------------
 
 
@@ -91,6 +117,7 @@ def _messages(fields: Fields) -> list[Message]:
     if len(given) > MAX_MESSAGES:
         fields.fail("messages", f"must hold at most {MAX_MESSAGES:,} messages")
     messages: list[Message] = []
+    called: set[str] = set()
     system = fields.get("system")
     if system is not None:
         messages.append(Message("system", _text(fields, "system")))
@@ -100,9 +127,10 @@ def _messages(fields: Fields) -> list[Message]:
         if role is None:
             message.fail("role", "must be user or assistant")
         if role == "user":
-            messages += _user(message)
+            messages += _user(message, called)
         elif role == "assistant":
             messages.append(_assistant(message))
+            called.update(call.id for call in messages[-1].tool_calls)
         else:
             messages.append(Message("system", _text(message, "content")))
     return messages
@@ -142,8 +170,8 @@ def _block_text(block: Fields, name: str = "text") -> str:
     return text
 
 
-def _user(message: Fields) -> list[Message]:
-    """Results of tools come first, as messages of their own."""
+def _user(message: Fields, called: set[str]) -> list[Message]:
+    """Results of tools come first, as messages of their own. `called`: ids of the calls so far."""
     results: list[Message] = []
     texts: list[str] = []
     for block in _blocks(message, "content"):
@@ -151,6 +179,8 @@ def _user(message: Fields) -> list[Message]:
             texts.append(_block_text(block))
             continue
         call_id = _block_text(block, "tool_use_id")
+        if call_id not in called:
+            block.fail("tool_use_id", f"{call_id[:80]!r} is the id of no earlier tool_use block")
         content = _text(block, "content") if block.has("content") else ""
         if block.flag("is_error"):
             content = f"Error: {content}"

@@ -90,6 +90,8 @@ def _check(item: dict[str, Any], place: str) -> None:
     fields = Fields(item, place)
     match item["type"]:
         case "message":
+            if item.get("content") is None and item.get("role") != "assistant":
+                fields.fail("content", "is missing")
             content_text(parse_message(_chat_message(item), place), place)
         case "function_call":
             for name in ("call_id", "name"):
@@ -118,6 +120,21 @@ def _check(item: dict[str, Any], place: str) -> None:
             _check_texts(fields, ("approval_request_id",), ("reason",))
             if fields.flag("approve") is None:
                 fields.fail("approve", "is missing")
+
+
+def check_outputs(items: Sequence[dict[str, Any]], num_before: int) -> None:
+    """Raises `InvalidParameterError` for an output that answers no call before it. The first
+    `num_before` items are those of earlier responses."""
+    called: set[str] = set()
+    for i, item in enumerate(items):
+        if item["type"] == "function_call":
+            called.add(item["call_id"])
+        elif item["type"] == "function_call_output" and item["call_id"] not in called:
+            place = f"input[{max(0, i - num_before)}].call_id"
+            raise InvalidParameterError(
+                f"{place}: {item['call_id'][:80]!r} is the id of no earlier function_call",
+                param=place,
+            )
 
 
 def _check_texts(fields: Fields, needed: Sequence[str], others: Sequence[str] = ()) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from nvcli.protocol.chat import ChatRequest, read_metadata
 from nvcli.protocol.fields import Fields
 from nvcli.protocol.mcp import McpTools, UnsupportedToolError, read_mcp
-from nvcli.protocol.sampling import check_sampling, read_sampling, refuse_outputs
+from nvcli.protocol.sampling import MAX_TOKENS, check_sampling, read_sampling, refuse_outputs
 from nvcli.protocol.structured import read_format, read_structure
 from nvcli.protocol.thinking import Thinking, read_thinking
 from nvcli.protocol.tools import (
@@ -80,7 +80,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
     refuse_outputs(fields, sampling)
     limit = fields.integer("max_output_tokens", 1)
     if limit is not None:
-        sampling["max_tokens"] = limit
+        sampling["max_tokens"] = min(limit, MAX_TOKENS)
     include = frozenset(fields.texts("include") or ())
     for name in include:
         if name not in _INCLUDABLE:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 4096
+MAX_TOKENS = 2**31 - 1  # no context is longer: a limit above says the same
 
 _NUMBERS = (
     "temperature",
@@ -81,7 +82,8 @@ def read_token_limit(fields: Fields) -> int | None:
     new, old = fields.integer("max_completion_tokens", 0), fields.integer("max_tokens", 0)
     if new is not None and old is not None and new != old:
         fields.fail("max_completion_tokens", f"({new}) contradicts max_tokens ({old})")
-    return old if new is None else new
+    limit = old if new is None else new
+    return None if limit is None else min(limit, MAX_TOKENS)
 
 
 def check_sampling(values: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nvcli.protocol.fields import Fields
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_BUDGETS = {"minimal": 512, "low": 1024, "medium": 8192}  # tokens; higher efforts are not limited
+BUDGETS = {"minimal": 512, "low": 1024, "medium": 8192}  # tokens; higher efforts are not limited
 
 THINKING_FIELDS = (
     "chat_template_kwargs",
@@ -61,7 +61,7 @@ def read_thinking(fields: Fields) -> tuple[Thinking, dict[str, Any]]:
         given = fields.integer(name, 0)
         budget = given if budget is None else budget
     if budget is None and effort is not None:
-        budget = _BUDGETS.get(effort)
+        budget = BUDGETS.get(effort)
     is_on = switches[0][1] if switches else None
     if is_on is False:
         budget = None

@@ -153,6 +153,8 @@ def read_choice(
     if choice == "none":
         return "none", None
     if not names and not labels:
+        if choice == "auto" and is_flat:  # what a response repeats to a client without tools
+            return "none", None
         fields.fail(name, "is set without tools")
     if choice in ("auto", "required"):
         return choice, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
@@ -33,6 +34,12 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
         "object": "model",
         "created": state.created,
         "owned_by": "nvcli",
+        "type": "model",  # from here to max_tokens: what Anthropic's clients read
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(state.created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": llm.max_model_len,
+        "max_tokens": llm.max_model_len,
         "root": llm.model_name,
         "parent": None,
         "max_model_len": llm.max_model_len,

@@ -141,7 +141,10 @@ def needs_grammar(body: dict[str, Any]) -> bool:
     """Whether a grammar may have to be compiled, which takes a while."""
     return any(
         body.get(name)
-        for name in ("response_format", "tools", "functions", "structured_outputs", "text")
+        for name in (
+            *("response_format", "tools", "functions", "structured_outputs", "text"),
+            *("output_config", "output_format"),
+        )
     ) or any(name.startswith("guided_") for name in body)
 
 

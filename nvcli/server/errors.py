@@ -32,6 +32,12 @@ class NotFoundError(RequestError):
     code = "not_found"
 
 
+class PreviousResponseError(RequestError):
+    """A request goes on from a response that is not there: its own fault, as OpenAI sees it."""
+
+    code = "previous_response_not_found"
+
+
 class MethodNotAllowedError(RequestError):
     http_status = 405
     code = "method_not_allowed"

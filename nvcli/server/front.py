@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from nvcli.errors import ContextLengthError
 from nvcli.server.errors import (
     AuthenticationError,
     BadRequestError,
@@ -95,6 +96,8 @@ class Front:
             allowed = (exc.headers or {}).items()
             exchange.headers += [(k.lower().encode(), v.encode()) for k, v in allowed]
         error = _http_error(exc) if isinstance(exc, HTTPException) else as_error(exc)
+        if isinstance(error, ContextLengthError) and error.param == "prompt":
+            error.param = _PROMPTS.get(exchange.scope["path"], "prompt")
         if error.http_status >= 500 and not hasattr(exc, "message"):
             logger.error("request %s failed", exchange.request_id, exc_info=exc)
         if exchange.has_started:
@@ -120,6 +123,12 @@ class Front:
             )
 
 
+_PROMPTS = {  # what clients call what the engine calls the prompt
+    "/v1/chat/completions": "messages",
+    "/v1/messages": "messages",
+    "/v1/responses": "input",
+    "/v1/responses/input_tokens": "input",
+}
 _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 
 
@@ -176,6 +185,8 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self.has_started = True
             self.status = message["status"]
+            if self.scope["path"].startswith("/v1/messages"):  # Anthropic's name for it
+                self.headers.append((b"request-id", self.request_id.encode()))
             elapsed = int((time.perf_counter() - self.started) * 1e3)
             message["headers"] = [
                 *message.get("headers", ()),

@@ -70,7 +70,6 @@ async def create_message(http: HTTPRequest) -> ASGIApp:
         http, lambda: message_job(state, body), is_slow=needs_grammar(body)
     )
     note_request(http, job.request.ignored_fields, 0)
-    http.scope["extra_headers"].append((b"request-id", http.scope["request_id"].encode()))
     events = MessageEvents(
         job.request,
         message_id=f"msg_{uuid.uuid4().hex}",

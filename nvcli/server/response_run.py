@@ -17,10 +17,10 @@ from starlette.concurrency import run_in_threadpool
 from nvcli.errors import ContextLengthError, InvalidParameterError, NvcliError
 from nvcli.protocol import engine_request, prepare_chat
 from nvcli.protocol.response_events import ResponseEvents
-from nvcli.protocol.response_items import read_items, to_messages
+from nvcli.protocol.response_items import check_outputs, read_items, to_messages
 from nvcli.protocol.responses import ResponsesRequest, parse_responses
 from nvcli.protocol.tools import Tools
-from nvcli.server.errors import NotFoundError, TimeoutExceededError, as_error
+from nvcli.server.errors import PreviousResponseError, TimeoutExceededError, as_error
 from nvcli.server.generate import outputs_of, start
 from nvcli.server.json_io import dumps
 from nvcli.server.response_mcp import McpSession, check_approvals
@@ -115,13 +115,15 @@ def make_job(state: ServerState, body: dict[str, Any]) -> Job:
     if request.previous_response_id is not None:
         entry = state.responses.get(request.previous_response_id)
         if entry is None:
-            raise NotFoundError(
-                f"there is no response {request.previous_response_id[:100]!r}",
+            raise PreviousResponseError(
+                f"there is no stored response {request.previous_response_id[:100]!r}",
+                hint="Only responses with store: true are kept, the newest of them.",
                 param="previous_response_id",
             )
         items = [*entry.extra["items"], *entry.body["output"]]
     num_before = len(items)
     items += read_items(request.input, _StoredItems(state).find)
+    check_outputs(items, num_before)
     check_approvals(request, items, num_before)
     chat = request.chat
     if request.mcp and not chat.tools.definitions:

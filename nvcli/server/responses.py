@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 from nvcli.errors import InvalidParameterError
@@ -91,25 +92,32 @@ def _entry(http: HTTPRequest) -> Entry:
     return entry
 
 
+def _position(starting_after: str | None) -> int:
+    """Of the first event to send. Raises `InvalidParameterError`."""
+    if starting_after is None:
+        return 0
+    if re.fullmatch(r"-?[0-9]{1,9}", starting_after) is None:
+        raise InvalidParameterError("starting_after must be a number", param="starting_after")
+    return max(0, int(starting_after) + 1)
+
+
 async def get_response(http: HTTPRequest) -> ASGIApp:
     state: ServerState = http.app.state
     record = state.live.get(http.path_params["response_id"])
     query = http.query_params
     if query.get("stream", "false").lower() not in ("true", "1"):
         return JSONBody(record.events.response if record is not None else _entry(http).body)
-    after = query.get("starting_after", "-1")
-    if not after.lstrip("-").isdecimal() or len(after) > 9:
-        raise InvalidParameterError("starting_after must be a number", param="starting_after")
+    position = _position(query.get("starting_after"))
     if record is None:
         entry = _entry(http)
         log = entry.extra["log"]
 
         async def replay() -> AsyncGenerator[bytes, None]:
-            for event in log[max(0, int(after) + 1) :]:
+            for event in log[position:]:
                 yield named_event(event["type"], event)
 
         return EventStream(replay())
-    events = _stream(record, max(0, int(after) + 1))
+    events = _stream(record, position)
     return EventStream(events, ping_interval=state.config.ping_interval)
 
 

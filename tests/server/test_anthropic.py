@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 from anthropic import Anthropic
 
+from nvcli.protocol.messages import parse_messages_request
 from nvcli.server.config import ServerConfig
 from tests.server.conftest import Serve, Served
 
@@ -150,7 +152,14 @@ def test_ends(connect: Any) -> None:
         {"stop_sequences": [""]},
         {"extra_body": {"mcp_servers": [{"type": "url", "url": "https://x.example", "name": "x"}]}},
         {"extra_body": {"context_management": {"edits": []}}},
-        {"extra_body": {"output_format": {"type": "json_schema", "schema": {}}}},
+        {"extra_body": {"output_format": {"type": "text"}}},
+        {"output_config": {"effort": "huge"}},
+        {"output_config": {"format": {"type": "json_schema"}}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "foo"}}}},
+        {
+            "output_config": {"format": {"type": "json_schema", "schema": {}}},
+            "extra_body": {"output_format": {"type": "json_schema", "schema": {}}},
+        },
     ],
 )
 def test_bad_requests(connect: Any, fields: dict[str, Any]) -> None:
@@ -160,6 +169,55 @@ def test_bad_requests(connect: Any, fields: dict[str, Any]) -> None:
     body: Any = caught.value.body
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
+    assert caught.value.request_id == body["request_id"]
+
+
+def test_a_result_of_no_call_is_named(connect: Any) -> None:
+    client, _ = connect("x")
+    result = {"type": "tool_result", "tool_use_id": "nope", "content": "x"}
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[1\].content\[0\].tool_use_id"):
+        create(client, messages=[*USER, {"role": "user", "content": [result]}])
+
+
+def test_output_config(connect: Any) -> None:
+    class Answer(pydantic.BaseModel):
+        a: int
+
+    client, _ = connect('{"a": 3}')
+    parsed = client.messages.parse(
+        model="scripted", max_tokens=200, messages=USER, output_format=Answer
+    )
+    assert parsed.parsed_output == Answer(a=3)
+    schema = Answer.model_json_schema()
+    shape = {"type": "json_schema", "schema": schema}
+    body = {"messages": USER, "max_tokens": 9}
+    for fields in ({"output_config": {"format": shape}}, {"output_format": shape}):
+        request = parse_messages_request({**body, **fields})
+        assert request.structure is not None
+        assert request.structure.part["json_schema"]["properties"] == schema["properties"]
+        assert request.ignored_fields == ()
+
+
+@pytest.mark.parametrize(
+    ("thinking", "budget"),
+    [
+        ({"type": "adaptive"}, 1024),
+        ({"type": "enabled", "budget_tokens": 20}, 20),
+        ({"type": "disabled"}, None),
+        (None, None),
+    ],
+)
+def test_effort_bounds_thinking_that_has_no_budget(thinking: Any, budget: int | None) -> None:
+    body = {"messages": USER, "max_tokens": 9, "thinking": thinking}
+    request = parse_messages_request({**body, "output_config": {"effort": "low"}})
+    assert request.sampling.get("thinking_budget") == budget
+
+
+def test_models(connect: Any) -> None:
+    client, _ = connect("x")
+    assert [model.id for model in client.models.list()] == ["scripted"]
+    model = client.models.retrieve("scripted")
+    assert (model.display_name, model.max_input_tokens) == ("scripted", 2048)
 
 
 def test_other_errors(connect: Any) -> None:

@@ -88,6 +88,11 @@ def test_a_body_that_is_no_request_is_a_400(served: Served, body: bytes) -> None
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"documents": [{}]}, "documents"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "system", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
         ({"chat_template": "x"}, "chat_template"),
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
         ({"enable_thinking": True, "thinking": False}, "thinking"),
@@ -107,6 +112,14 @@ def test_a_bad_field_is_a_400_that_names_it(
 ) -> None:
     error = check_error(served.post(CHAT, {**DEFAULTS, **fields}), 400)
     assert error["param"] == param
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("limit", [10**9, 2**63, 10**30])
+def test_a_huge_limit_is_the_room_there_is(served: Served, name: str, limit: int) -> None:
+    body = json.dumps({**DEFAULTS, name: limit})
+    response = served.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 200, response.text
 
 
 def test_an_error_is_bounded(served: Served) -> None:

@@ -251,6 +251,10 @@ def test_get_delete_and_replay(serve: Serve) -> None:
     assert again == events
     params = {"stream": "true", "starting_after": 3}
     assert events_of(served.client.get(f"{PATH}/{response_id}", params=params)) == events[4:]
+    for bad in ("x", "--1", "\u0663", "1.0", "", "1" * 10):
+        params = {"stream": "true", "starting_after": bad}
+        error = served.client.get(f"{PATH}/{response_id}", params=params).json()["error"]
+        assert error["param"] == "starting_after"
     assert served.client.post(f"{PATH}/{response_id}/cancel").status_code == 400
     assert served.client.delete(f"{PATH}/{response_id}").json()["deleted"] is True
     for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/input_items"), ("POST", "/cancel")):
@@ -258,7 +262,9 @@ def test_get_delete_and_replay(serve: Serve) -> None:
     unstored = create(served, store=False)
     assert served.client.get(f"{PATH}/{unstored['id']}").status_code == 404
     body = {"model": "scripted", "input": "x", "previous_response_id": response_id}
-    assert served.post(PATH, body).status_code == 404
+    error = served.post(PATH, body)
+    assert error.status_code == 400
+    assert error.json()["error"]["code"] == "previous_response_not_found"
     assert served.client.post(f"{PATH}/compact", json={}).status_code == 404
 
 
@@ -382,6 +388,20 @@ def test_input_tokens(serve: Serve) -> None:
             "invalid_parameter",
         ),
         ({"truncation": "maybe"}, "truncation", "invalid_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_parameter"),
+        ({"input": [{"role": "user"}]}, "input[0].content", "invalid_parameter"),
+        ({"input": "word " * 3000}, "input", "context_length_exceeded"),
+        (
+            {
+                "instructions": "x",
+                "input": [
+                    {"role": "user", "content": "x"},
+                    {"type": "function_call_output", "call_id": "nope", "output": "x"},
+                ],
+            },
+            "input[1].call_id",
+            "invalid_parameter",
+        ),
     ],
 )
 def test_bad_requests(serve: Serve, fields: dict[str, Any], param: str, code: str) -> None:
@@ -390,6 +410,13 @@ def test_bad_requests(serve: Serve, fields: dict[str, Any], param: str, code: st
     error = response.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
     assert len(response.content) < 8192
+
+
+def test_what_may_be_said_without_tools(serve: Serve) -> None:
+    served = serve("ok")
+    for choice in ("auto", "none"):
+        assert create(served, tools=[], tool_choice=choice)["tool_choice"] == choice
+    assert create(served, max_output_tokens=10**12)["status"] == "completed"
 
 
 def test_a_bad_input_gives_a_bounded_error(serve: Serve) -> None:
