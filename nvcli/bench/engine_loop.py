@@ -73,6 +73,7 @@ class EngineLoop:
         # The moment each place became or becomes free; a heap, and rising from the start.
         spread = int(min(stagger_s, (duration_s or math.inf) / 4) * 1e9)
         free = [start + spread * i // concurrency for i in range(concurrency)]
+        upcoming: Planned | None = None
         while True:
             if precision is not None and precision.is_due and precision.is_reached(self.records):
                 end = min(end or now_ns(), now_ns())
@@ -92,10 +93,13 @@ class EngineLoop:
                 sends = not is_over or (fills and has_company)
                 if not (sends and free and free[0] <= now):
                     break
-                self.send(next(planned), heappop(free), counts=not is_over)
+                drawn, upcoming = upcoming or next(planned), None
+                self.send(drawn, heappop(free), counts=not is_over)
             self._keep_ended()  # when its place is taken again
             if is_over and not self._num_counting:
                 break
+            if upcoming is None and sends:
+                upcoming = next(planned, None)
             self._ended = self.wait(max(free[0] - now_ns(), 0) / 1e9 if free and sends else 0.5)
         for request_id in self._open:
             self._llm.abort(request_id)
