@@ -1,8 +1,9 @@
 """The server's engine as `nvcli batch` sees it: shared with requests, and one that can be taken
-away from a run without being closed."""
+away from a run without being closed; and what takes the place of the command line's progress."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,9 @@ from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineClosedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nvcli.batch.progress import Counts
     from nvcli.config import EngineConfig
     from nvcli.engine.engine import Request
     from nvcli.engine.engine_thread import Sink
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from nvcli.server.engine import ServerEngine
     from nvcli.text import Tokenizer
     from nvcli.types import RequestOutput, SamplingParams
+
+logger = logging.getLogger("nvcli")
 
 PRIORITY = 1000  # behind requests that somebody waits for
 _REASON = "the batch was stopped"
@@ -102,3 +108,22 @@ class SharedEngine:
         for request_id, (sink, indices) in sinks.items():
             self._llm.abort(request_id)
             sink(error_outputs(request_id, indices, EngineClosedError(_REASON)))
+
+
+class RunProgress:
+    """Tells the counts of a run instead of showing them."""
+
+    def __init__(self, count: Callable[[Counts], None]) -> None:
+        self._count = count
+
+    def update(self, counts: Counts) -> None:
+        self._count(counts)
+
+    def finish(self, counts: Counts) -> None:
+        self._count(counts)
+
+    def status(self, counts: Counts) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        logger.debug("%s", text)

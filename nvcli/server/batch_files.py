@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from nvcli.server.batch_object import batch_error
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_LINES = 50_000
 MAX_ERRORS = 100  # told of a file that is refused
-
-
-def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> Any:
-    return {"code": code, "message": message[:500], "line": line, "param": param}
 
 
 def validate(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HTTPRequest
     from starlette.responses import Response
 
-    from nvcli.server.batches import Batch, BatchManager
+    from nvcli.server.batch_object import Batch
+    from nvcli.server.batches import BatchManager
     from nvcli.server.state import ServerState
 
 

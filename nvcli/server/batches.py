@@ -5,25 +5,29 @@
          +-> failed    +--> expired
 
 One thread takes the batches in order. Their state is on the disk, so a restarted server goes on
-where the last one ended: finished lines are kept, the others run again.
+where the last one ended: finished lines are kept, the others run again. A storage folder is one
+server's: another would run the same batches, and delete what the first one reads.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
-import secrets
 import threading
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from nvcli.batch.endpoints import URLS
 from nvcli.batch.job import run_job
 from nvcli.batch.options import BatchOptions, InputFormat, Order, OutputFormat
-from nvcli.errors import NvcliError
-from nvcli.server.batch_engine import SharedEngine
-from nvcli.server.batch_files import batch_error, split_output, validate
-from nvcli.server.files import FileStore, read_objects, write_json
+from nvcli.batch.sink import OutputLock
+from nvcli.errors import NvcliError, UsageError
+from nvcli.server.batch_engine import RunProgress, SharedEngine
+from nvcli.server.batch_files import split_output, validate
+from nvcli.server.batch_object import OPEN, Batch, batch_error, new_batch, reason_of, shown
+from nvcli.server.errors import InUseError, NotReadyError
+from nvcli.server.files import FileStore, make_folder, read_objects, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,31 +39,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nvcli")
 
 ENDPOINTS = URLS
-WINDOW_S = 24 * 3600
-_OPEN = ("validating", "in_progress", "finalizing", "cancelling")
-_MOMENTS = (
-    "in_progress_at",
-    "finalizing_at",
-    "completed_at",
-    "failed_at",
-    "expired_at",
-    "cancelling_at",
-    "cancelled_at",
-)
-
-Batch = dict[str, Any]
 
 
 class BatchManager:
-    """Owns the batches folder and the thread that works through it."""
+    """Owns the batches folder and the thread that works through it.
+
+    Raises `UsageError` where another server has the storage, `OutputError` where it cannot be
+    written.
+    """
 
     def __init__(self, storage: Path, files: FileStore) -> None:
-        self.folder = storage / "batches"
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder = make_folder(storage, "batches")
+        self._held = ExitStack()  # until the thread has ended
+        try:
+            self._held.enter_context(OutputLock(self.folder))
+        except UsageError as error:
+            raise UsageError(
+                f"another server has {storage}", hint="Give each its own.", param="storage"
+            ) from error
         self._files = files
         self._lock = threading.RLock()
         self._batches: dict[str, Batch] = {b["id"]: b for b in read_objects(self.folder)}
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._taken: set[str] = set()  # batches that a thread is at
         self._running: tuple[str, SharedEngine] | None = None
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -69,90 +71,113 @@ class BatchManager:
         self._llm = llm
         self._model_names = model_names
         for batch in self.all():
-            if batch["status"] in _OPEN:
+            if batch["status"] in OPEN:
                 self._queue.put(batch["id"])
         self._thread = threading.Thread(target=self._work, name="nvcli-batches", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave off; what is not finished stays for the next server."""
+        """Leave off; what is not finished stays for the next server, and the folder is its."""
         with self._lock:
             self._is_stopping = True
             if self._running is not None:
                 self._running[1].stop()
         self._queue.put(None)
-        if self._thread is not None:
+        if self._thread is None:
+            self._held.close()
+        else:
             self._thread.join(10)
 
     # --- what endpoints ask -----------------------------------------------------------------------
 
     def create(self, file_id: str, endpoint: str, window: str, metadata: dict[str, str]) -> Batch:
-        now = int(time.time())
-        batch: Batch = {
-            "id": f"batch_{secrets.token_hex(12)}",
-            "object": "batch",
-            "endpoint": endpoint,
-            "errors": None,
-            "input_file_id": file_id,
-            "completion_window": window,
-            "status": "validating",
-            "output_file_id": None,
-            "error_file_id": None,
-            "created_at": now,
-            "expires_at": now + WINDOW_S,
-            **dict.fromkeys(_MOMENTS),
-            "request_counts": {"total": 0, "completed": 0, "failed": 0},
-            "metadata": metadata,
-        }
-        made = _shown(batch)  # as it begins, even where it has failed by the time of the reply
+        """Raises `NotFoundError` for a file that is not there, `NotReadyError` after `stop`."""
+        batch = new_batch(file_id, endpoint, window, metadata)
+        made = shown(batch)  # as it begins, even where it has failed by the time of the reply
         with self._lock:
+            self._check_open()
+            self._files.get(file_id, "input_file_id")  # until here it could be deleted
+            self._save(batch)  # before it is known: what cannot be kept is not there
             self._batches[batch["id"]] = batch
-            self._save(batch)
         self._queue.put(batch["id"])
         return made
 
     def get(self, batch_id: str) -> Batch | None:
         with self._lock:
             batch = self._batches.get(batch_id)
-            return None if batch is None else _shown(batch)
+            return None if batch is None else shown(batch)
 
     def all(self) -> list[Batch]:
         with self._lock:
-            return [_shown(batch) for batch in self._batches.values()]
+            return [shown(batch) for batch in self._batches.values()]
 
-    def reader_of(self, file_id: str) -> str | None:
-        """The id of an open batch that this file is the input of."""
+    def delete_file(self, file_id: str) -> None:
+        """Raises `InUseError` for the input of a batch that is not over, `NotFoundError`, and
+        `NotReadyError` after `stop`."""
         with self._lock:
+            self._check_open()
             for batch in self._batches.values():
-                if batch["input_file_id"] == file_id and batch["status"] in _OPEN:
-                    return str(batch["id"])
-        return None
+                if batch["input_file_id"] == file_id and batch["status"] in OPEN:
+                    raise InUseError(
+                        f"the file is the input of {batch['id']}, which is not over",
+                        hint="Cancel it, or wait for its end.",
+                    )
+            self._files.delete(file_id)
 
     def cancel(self, batch_id: str) -> Batch:
-        """Ends it when it is still open; does nothing otherwise."""
+        """Ends it when it is still open; does nothing otherwise. One that waits for its turn ends
+        now: it holds its input, and the batches before it may take hours. Raises `NotReadyError`
+        after `stop`."""
         with self._lock:
+            self._check_open()
             batch = self._batches[batch_id]
             if batch["status"] in ("validating", "in_progress"):
                 self._move(batch, "cancelling")
                 if self._running is not None and self._running[0] == batch_id:
                     self._running[1].stop()
-            return _shown(batch)
+        self._work_on(batch_id, self._finish)
+        return shown(batch)
+
+    def _check_open(self) -> None:
+        if self._is_stopping:
+            raise NotReadyError("the server is shutting down", hint="Try the next one.")
 
     # --- the work ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (batch_id := self._queue.get()) is not None and not self._is_stopping:
-            batch = self._batches[batch_id]
-            try:
-                self._run(batch)
-            except Exception as error:
-                is_ours = not isinstance(error, NvcliError)
-                logger.error("batch %s failed: %s", batch_id, error, exc_info=is_ours)
-                message = type(error).__name__ if is_ours else str(error)
-                self._refuse(batch, [batch_error("batch_failed", message)])
+        while (batch_id := self._queue.get()) is not None:
+            if self._is_stopping or not self._llm.is_alive:
+                break  # it is the next server's
+            self._work_on(batch_id, self._run)
+        with self._lock:
+            self._is_stopping = True
+        self._held.close()
+
+    def _work_on(self, batch_id: str, work: Callable[[Batch], None]) -> None:
+        """Nothing where it is over, or another thread is at it, which then ends it."""
+        batch = self._batches[batch_id]
+        with self._lock:
+            if batch["status"] not in OPEN or batch_id in self._taken:
+                return
+            self._taken.add(batch_id)
+        try:
+            work(batch)
+        except Exception as error:  # noqa: BLE001 - it is told there
+            self._fail(batch, error)
+        finally:
+            with self._lock:
+                self._taken.discard(batch_id)
+
+    def _fail(self, batch: Batch, error: Exception) -> None:
+        is_bug = not isinstance(error, NvcliError | OSError)
+        logger.error("batch %s failed: %s", batch["id"], error, exc_info=is_bug)
+        reason = reason_of(error, hidden=(self.folder, self._files.folder))
+        try:
+            self._refuse(batch, [batch_error("batch_failed", reason)])
+        except OSError as worse:  # it is over all the same, until the next server takes it up
+            logger.error("batch %s: its end cannot be written: %s", batch["id"], worse)
 
     def _run(self, batch: Batch) -> None:
-        output = self.folder / f"{batch['id']}.out.jsonl"
         path = self._files.path(batch["input_file_id"])
         if batch["status"] in ("validating", "in_progress") and not path.exists():
             self._refuse(batch, [batch_error("invalid_input_file", "the input file is gone")])
@@ -167,12 +192,15 @@ class BatchManager:
                 if batch["status"] == "validating":
                     self._move(batch, "in_progress")
         if batch["status"] == "in_progress":
-            self._answer(batch, output)
+            self._answer(batch)
         if self._is_stopping and batch["status"] == "in_progress":
             return
-        self._finish(batch, output)
+        self._finish(batch)
 
-    def _answer(self, batch: Batch, output: Path) -> None:
+    def _output(self, batch: Batch) -> Path:
+        return self.folder / f"{batch['id']}.out.jsonl"
+
+    def _answer(self, batch: Batch) -> None:
         engine = SharedEngine(self._llm, batch["id"], self._model_names[0])
         with self._lock:
             self._running = (batch["id"], engine)
@@ -183,7 +211,7 @@ class BatchManager:
         timer.start()
         options = BatchOptions(
             input=str(self._files.path(batch["input_file_id"])),
-            output=output,
+            output=self._output(batch),
             input_format=InputFormat.JSONL,
             output_format=OutputFormat.OPENAI,
             order=Order.COMPLETION,
@@ -197,7 +225,7 @@ class BatchManager:
                 engine.config,
                 find_model=lambda: self.folder,  # a changed model is no reason not to go on
                 load=lambda: engine,
-                progress=_Progress(lambda counts: self._count(batch, counts)),  # type: ignore[arg-type]
+                progress=RunProgress(lambda counts: self._count(batch, counts)),  # type: ignore[arg-type]
             )
         except NvcliError as error:
             is_ours = self._is_stopping or batch["status"] == "cancelling"
@@ -216,14 +244,14 @@ class BatchManager:
             numbers["failed"] = counts.num_failed
             numbers["completed"] = done - counts.num_failed
 
-    def _finish(self, batch: Batch, output: Path) -> None:
+    def _finish(self, batch: Batch) -> None:
         """Part the lines into two files and say how it ended."""
         was = batch["status"]
         if was == "in_progress":
             with self._lock:
                 self._move(batch, "finalizing")
         good, bad = (self.folder / f"{batch['id']}.{kind}.jsonl" for kind in ("good", "bad"))
-        numbers = split_output(output, good, bad)
+        numbers = split_output(self._output(batch), good, bad)
         with self._lock:
             for path, key in ((good, "output_file_id"), (bad, "error_file_id")):
                 if path.stat().st_size:
@@ -251,27 +279,3 @@ class BatchManager:
 
     def _save(self, batch: Batch) -> None:
         write_json(self.folder / f"{batch['id']}.json", batch)
-
-
-def _shown(batch: Batch) -> Batch:
-    """As OpenAI's description has it: what is not there yet is left out, never null."""
-    return {key: value for key, value in batch.items() if value is not None}
-
-
-class _Progress:
-    """Takes the place of the command line's progress."""
-
-    def __init__(self, count: Callable[[Counts], None]) -> None:
-        self._count = count
-
-    def update(self, counts: Counts) -> None:
-        self._count(counts)
-
-    def finish(self, counts: Counts) -> None:
-        self._count(counts)
-
-    def status(self, counts: Counts) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        logger.debug("%s", text)

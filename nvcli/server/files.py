@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
 from nvcli.errors import InvalidParameterError, UsageError
-from nvcli.server.errors import BadRequestError, InUseError, MediaTypeError, NotFoundError
+from nvcli.server.errors import BadRequestError, MediaTypeError, NotFoundError
 from nvcli.server.json_io import JSONBody
 from nvcli.server.store import page
 
@@ -58,15 +58,25 @@ def read_objects(folder: Path) -> list[dict[str, Any]]:
     return sorted(objects, key=lambda value: (value["created_at"], value["id"]))
 
 
+def make_folder(storage: Path, name: str) -> Path:
+    """A folder in the storage, for this user alone. Raises `UsageError`."""
+    folder = storage / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(f"cannot use {storage}: {error.strerror}", param="storage") from error
+    return folder
+
+
+def _missing(file_id: str, param: str) -> NotFoundError:
+    return NotFoundError(f"there is no file {file_id[:100]!r}", param=param)
+
+
 class FileStore:
     """Raises `UsageError` when the folder cannot be used."""
 
     def __init__(self, storage: Path) -> None:
-        self.folder = storage / "files"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise UsageError(f"cannot use {storage}: {error.strerror}", param="storage") from error
+        self.folder = make_folder(storage, "files")
 
     def path(self, file_id: str) -> Path:
         return self.folder / file_id
@@ -98,8 +108,16 @@ class FileStore:
                 raise FileNotFoundError
             value: dict[str, Any] = json.loads(self._meta(file_id).read_bytes())
         except (OSError, ValueError):
-            raise NotFoundError(f"there is no file {file_id[:100]!r}", param=param) from None
+            raise _missing(file_id, param) from None
         return value
+
+    def find(self, file_id: str) -> tuple[Path, os.stat_result]:
+        """Where its bytes are. Raises `NotFoundError`, also where only its object is left."""
+        self.get(file_id)
+        try:
+            return self.path(file_id), self.path(file_id).stat()
+        except OSError:
+            raise _missing(file_id, "file_id") from None
 
     def delete(self, file_id: str) -> None:
         self.get(file_id)
@@ -177,17 +195,14 @@ async def get_file(http: HTTPRequest) -> Response:
 
 async def get_file_content(http: HTTPRequest) -> Response:
     files = files_of(http.app.state)
-    value = files.get(http.path_params["file_id"])
-    return FileResponse(files.path(value["id"]), media_type="application/octet-stream")
+    path, found = files.find(http.path_params["file_id"])
+    return FileResponse(path, media_type="application/octet-stream", stat_result=found)
 
 
 async def delete_file(http: HTTPRequest) -> Response:
     state: ServerState = http.app.state
+    files_of(state)
+    assert state.batches is not None, "files come with batches"
     file_id = http.path_params["file_id"]
-    reader = None if state.batches is None else state.batches.reader_of(file_id)
-    if reader is not None:
-        raise InUseError(
-            f"the file is the input of {reader}, which is not over", hint="Cancel it first."
-        )
-    files_of(state).delete(file_id)
+    await run_in_threadpool(state.batches.delete_file, file_id)
     return JSONBody({"id": file_id, "object": "file", "deleted": True})

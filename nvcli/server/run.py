@@ -151,6 +151,7 @@ class _Server:
         self._note = note
         self._num_signals = 0
         self._stop = asyncio.Event()
+        self._app: App = create_app(config)  # a storage that cannot be had leaves no socket behind
         self._listener = listen(config)
         self._sockets = [self._listener.socket]
         self._paths = [config.uds] if config.uds is not None else []
@@ -159,7 +160,6 @@ class _Server:
                 config.attach_socket.parent.mkdir(mode=0o700, exist_ok=True)
                 self._sockets.append(_listen_unix(config.attach_socket).socket)
                 self._paths.append(config.attach_socket)
-        self._app: App = create_app(config)
         self._llm: ServerEngine | None = None
         self._has_ready_file = False
         self._hangup = Hangup(note, lambda: self._on_signal(signal.SIGHUP))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,12 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from nvcli.errors import EngineClosedError, UsageError
+from nvcli.server import batches as batches_module
+from nvcli.server.batches import BatchManager
 from nvcli.server.config import ServerConfig
+from nvcli.server.errors import NotFoundError
+from nvcli.server.files import FileStore
 from tests.server.conftest import Serve, Served
 from tests.waiting import until
 
@@ -269,7 +276,7 @@ def test_a_restarted_server_goes_on(serve: Serve, client_of: Any, tmp_path: Path
     )
     batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
     wait_completed(client, batch.id, 3)
-    first.app.state.batches.stop()
+    stop(first)
     first.wait_idle()
     second = serve("x" * 30, config=config)
     again = client_of(second)
@@ -281,29 +288,158 @@ def test_a_restarted_server_goes_on(serve: Serve, client_of: Any, tmp_path: Path
     assert len(second.llm.prompts) < 30  # finished lines were not run again
 
 
+def start(client: OpenAI, *files: bytes) -> tuple[list[str], list[str]]:
+    """-> ids of the files and of a batch of each; only the first gets its turn while it runs."""
+    made = [client.files.create(file=("in.jsonl", data), purpose="batch").id for data in files]
+    batches = [
+        client.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h").id
+        for file_id in made
+    ]
+    return made, batches
+
+
+ONE = as_jsonl([line("a")])
+
+
+def stop(served: Served) -> None:
+    """As the end of a server does it, however long it takes."""
+    served.app.state.batches.stop()
+    wait_left_off(served)
+
+
+def wait_left_off(served: Served) -> None:
+    thread = served.app.state.batches._thread
+    until(lambda: not thread.is_alive(), "the thread of the batches ends")
+
+
 def test_the_input_of_an_open_batch_stays(
     serve: Serve, client_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that has vanished all the same fails the batch, in words without a path of ours."""
+    """One that has vanished all the same fails the batch."""
     served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
     client = client_of(served)
     served.llm.device.gate.clear()
-    files = [
-        client.files.create(file=("in.jsonl", as_jsonl([line("a")])), purpose="batch")
-        for _ in range(2)
-    ]
-    batches = [
-        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-        for file in files
-    ]
-    response = served.client.delete(f"/v1/files/{files[0].id}")
+    files, batches = start(client, ONE, ONE)
+    response = served.client.delete(f"/v1/files/{files[0]}")
     assert response.status_code == 409
-    assert batches[0].id in response.json()["error"]["message"]
-    (tmp_path / "files" / files[1].id).unlink()
+    assert batches[0] in response.json()["error"]["message"]
+    (tmp_path / "files" / files[1]).unlink()
+    assert served.client.get(f"/v1/files/{files[1]}/content").status_code == 404
     served.llm.device.gate.set()
-    assert wait_for(client, batches[0].id).status == "completed"
-    gone = wait_for(client, batches[1].id)
+    assert wait_for(client, batches[0]).status == "completed"
+    gone = wait_for(client, batches[1])
     assert gone.status == "failed"
     assert [error.message for error in gone.errors.data] == ["the input file is gone"]
-    assert client.files.delete(files[0].id).deleted
+    assert client.files.delete(files[0]).deleted
     assert not caplog.records
+
+
+def test_a_batch_that_waits_for_its_turn_is_cancelled_at_once(
+    serve: Serve, client_of: Any, tmp_path: Path
+) -> None:
+    """It would hold its input until the batches before it are over."""
+    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
+    client = client_of(served)
+    served.llm.device.gate.clear()
+    files, batches = start(client, ONE, ONE, ONE)
+    assert client.batches.cancel(batches[1]).status == "cancelled"
+    assert client.files.delete(files[1]).deleted
+    served.llm.device.gate.set()
+    assert [wait_for(client, id_).status for id_ in batches] == [
+        "completed",
+        "cancelled",
+        "completed",
+    ]
+
+
+def test_no_batch_begins_with_a_file_that_has_just_gone(tmp_path: Path) -> None:
+    """Its endpoint has looked for it, and reads on."""
+    files = FileStore(tmp_path)
+    manager = BatchManager(tmp_path, files)
+    file_id = files.add(ONE, "in.jsonl", "batch")["id"]
+    manager.delete_file(file_id)
+    with pytest.raises(NotFoundError):
+        manager.create(file_id, CHAT, "24h", {})
+    assert manager.all() == []
+    manager.stop()
+
+
+def test_a_storage_is_one_servers(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+    """Another would run the same batches. It may begin once the first one takes nothing more."""
+    config = ServerConfig(storage=tmp_path)
+    first = serve("x" * 30, config=config)
+    first.llm.device.gate.clear()
+    (file_id,), (batch_id,) = start(client_of(first), ONE)
+    with pytest.raises(UsageError, match=f"another server has {tmp_path}"):
+        serve("x", config=config)
+    stop(first)
+    second = client_of(serve("x", config=config))
+    assert wait_for(second, batch_id).status == "completed"
+    for refused in (
+        first.client.delete(f"/v1/files/{file_id}"),
+        first.client.post(f"/v1/batches/{batch_id}/cancel"),
+    ):
+        assert refused.status_code == 503
+    first.llm.device.gate.set()
+
+
+def test_a_full_disk_ends_no_more_than_it_must(
+    serve: Serve, client_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that cannot be kept is not there, one whose end cannot be written is over, and those
+    behind it have their turn."""
+    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
+    client = client_of(served)
+    served.llm.device.gate.clear()
+    _, batches = start(client, ONE, ONE)
+    full = {batches[0]}
+    write = batches_module.write_json
+
+    def write_json(path: Path, value: dict[str, Any]) -> None:
+        if "all" in full or path.stem in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, value)
+
+    monkeypatch.setattr(batches_module, "write_json", write_json)
+    full.add("all")
+    file = client.files.create(file=("in.jsonl", ONE), purpose="batch")
+    body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    assert served.post("/v1/batches", body).status_code == 500
+    assert client.files.delete(file.id).deleted
+    assert {batch.id for batch in client.batches.list()} == set(batches)
+    full.discard("all")
+    served.llm.device.gate.set()
+    failed = wait_for(client, batches[0])
+    assert failed.errors.data[0].message == "the server's storage: No space left on device"
+    assert wait_for(client, batches[1]).status == "completed"
+
+
+def test_a_failed_batch_tells_no_folder_of_the_servers(
+    serve: Serve, client_of: Any, tmp_path: Path
+) -> None:
+    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
+    client = client_of(served)
+    served.llm.device.gate.clear()
+    _, batches = start(client, ONE, ONE)
+    (tmp_path / "batches" / f"{batches[1]}.out.jsonl").mkdir()
+    served.llm.device.gate.set()
+    failed = wait_for(client, batches[1])
+    assert failed.status == "failed"
+    assert failed.errors.data[0].message == f"{batches[1]}.out.jsonl is a folder"
+
+
+def test_batches_behind_the_one_that_the_engine_died_in_wait_for_the_next_server(
+    serve: Serve, client_of: Any, tmp_path: Path
+) -> None:
+    config = ServerConfig(storage=tmp_path)
+    served = serve("x" * 30, config=config)
+    client = client_of(served)
+    served.llm.device.gate.clear()
+    _, batches = start(client, ONE, ONE)
+    until(lambda: served.llm.requests, "the first one runs")
+    served.llm._thread.fail(EngineClosedError("the GPU is lost"))
+    served.llm.device.gate.set()
+    assert wait_for(client, batches[0]).status == "failed"
+    wait_left_off(served)
+    assert client.batches.retrieve(batches[1]).status == "validating"
+    assert wait_for(client_of(serve("x", config=config)), batches[1]).status == "completed"
