@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 TIMEOUT = timedelta(minutes=10)
 _ABORT_S = 5.0
 # What a GPU may write to its peers in one of our own all-reduces: for more, NCCL's, which writes
-# less. Between two GPUs these are 64 rows of 5,120 in 16 bits, whose words are on the link for a
-# fourth of the time that NCCL takes to start. `python -m benchmarks.tensor_parallel reduce`
-# measures where the limit belongs.
-SHORT_BYTES = 64 * 5120 * 4
+# less. Between two H200s these are 256 rows of 4,096 in 16 bits, where ours takes half of NCCL's
+# time; more was not measured. `python -m benchmarks.tensor_parallel reduce` measures it.
+SHORT_BYTES = 256 * 4096 * 4
 MAX_SHORT_ROWS = 256  # each has a program, and all programs are on the GPU at once
 
 

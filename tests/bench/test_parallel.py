@@ -48,8 +48,8 @@ def test_two_gpus_read_half_each_and_agree() -> None:
     assert cost.weights == pytest.approx(alone.weights / 2)
     assert cost.per_kv_token == pytest.approx(alone.per_kv_token / 2)
     # two sums a layer and the embedding's, ours for few rows, and the logits
-    assert cost.fixed == pytest.approx(73 * 4e-6 + 12e-6)
-    assert (cost.few_rows, cost.many_rows_more) == (80, pytest.approx(73 * 8e-6))
+    assert cost.fixed == pytest.approx(73 * 3.4e-6 + 8e-6)
+    assert (cost.few_rows, cost.many_rows_more) == (256, pytest.approx(73 * 4.6e-6))
     # a token's sums: 73 of 8 KB, of which each GPU sends and gets one half twice
     assert cost.per_token == pytest.approx(73 * 8192 / 450e9)
 
@@ -67,9 +67,9 @@ def test_a_faster_answer_and_less_than_twice_as_fast() -> None:
 def test_steps_of_many_rows_have_the_librarys_sums() -> None:
     two = model(2)
     few = replace(two, cost=replace(two.cost, few_rows=None))
-    more = [two.decode(b, 1024) - few.decode(b, 1024) for b in (1, 80, 81, 256)]
-    assert more == pytest.approx([0, 0, 73 * 8e-6, 73 * 8e-6])
-    assert two.prefill(80) < two.prefill(81) - 73 * 7e-6
+    more = [two.decode(b, 1024) - few.decode(b, 1024) for b in (1, 256, 257, 300)]
+    assert more == pytest.approx([0, 0, 73 * 4.6e-6, 73 * 4.6e-6])
+    assert two.prefill(256) < two.prefill(257) - 73 * 4e-6
     over_pcie = spread(SHAPE, replace(h200(), name="L40S"), 2)[2]
     assert over_pcie.fixed == pytest.approx(74 * 25e-6)
     assert over_pcie.many_rows_more == 0
@@ -132,7 +132,7 @@ def test_a_plan_over_several() -> None:
     assert many.rate_max == pytest.approx(3 * many.model.throughput(many.l_each, 64, 32))
     text = "\n".join(lines(many, explain=False))
     assert "3 replicas on 2 x H200 each" in text
-    assert "assumes 12 us an all-reduce (4 up to 256 rows) and links of 450 GB/s" in text
+    assert "assumes 8 us an all-reduce (3 up to 256 rows) and links of 450 GB/s" in text
 
 
 def test_what_cannot_be_spread_is_refused() -> None:

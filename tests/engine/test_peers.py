@@ -238,7 +238,7 @@ def test_a_group_gets_its_sums(monkeypatch: pytest.MonkeyPatch, ranks: Ranks) ->
         return said
 
     size = len(found := ranks(work))
-    assert set(found) == {f"ours up to {64 // (size - 1)} rows, NCCL"}
+    assert set(found) == {f"ours up to {204 // (size - 1)} rows, NCCL"}
     assert all(told == ["allocate", *["open"] * (size - 1)] for told in events.values())
     ranks(lambda group: group.close())
     assert all(told[-1] == "close" for told in events.values())

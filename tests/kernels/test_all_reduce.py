@@ -54,9 +54,9 @@ def test_every_rule_is_needed(name: str) -> None:
 
 @pytest.mark.torch
 def test_how_many_rows_are_few() -> None:
-    assert short_rows(2, 5120, 2) == 64
-    assert short_rows(2, 5120, 4) == 32
-    assert short_rows(8, 5120, 2) == 9
+    assert short_rows(2, 5120, 2) == 204
+    assert short_rows(2, 5120, 4) == 102
+    assert short_rows(8, 5120, 2) == 29
     assert short_rows(2, 64, 2) == MAX_SHORT_ROWS
     assert short_rows(8, 200_000, 4) == 0
 
