@@ -40,6 +40,7 @@ class Fields:
         self._body: Mapping[str, Any] = body
         self._place = place
         self._known: set[str] = set()
+        self._inner: dict[str, Fields] = {}
 
     def name(self, field: str) -> str:
         return f"{self._place}.{field}" if self._place else field
@@ -125,8 +126,13 @@ class Fields:
         return value  # type: ignore[no-any-return]
 
     def object(self, field: str) -> Fields | None:
+        """The fields of an object inside, the same ones each time: `unknown` looks at them too."""
         value = self.get(field)
-        return None if value is None else Fields(value, self.name(field))
+        if value is None:
+            return None
+        if field not in self._inner:
+            self._inner[field] = Fields(value, self.name(field))
+        return self._inner[field]
 
     def integers(self, field: str) -> tuple[int, ...] | None:
         values = self.array(field)
@@ -148,11 +154,16 @@ class Fields:
 
     @property
     def raw(self) -> Mapping[str, Any]:
+        """All of it, for one who takes whatever there is: nothing in it is unknown."""
+        self._known.update(self._body)
         return self._body
 
     def unknown(self, *, is_strict: bool = False) -> tuple[str, ...]:
-        """Fields that nobody asked for. Raises `InvalidParameterError` when `is_strict`."""
+        """Fields that nobody asked for, those of objects inside as `reasoning.effort`. Raises
+        `InvalidParameterError` when `is_strict`."""
         left = tuple(name for name in self._body if name not in self._known)
+        for field, inner in self._inner.items():
+            left += tuple(f"{field}.{name}" for name in inner.unknown())
         if left and is_strict:
             raise InvalidParameterError(
                 f"unknown field {self.name(_short(left[0]))}", param=left[0]

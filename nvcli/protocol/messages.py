@@ -54,6 +54,9 @@ def parse_messages_request(
     if thinking.enabled is None:  # here a client asks for thinking, or does not get it
         adapts = isinstance(fields.get("thinking"), dict)
         thinking = Thinking(adapts, thinking.budget, thinking.is_shown)
+    shape = fields.object("thinking") if isinstance(fields.get("thinking"), dict) else None
+    if shape is not None and shape.choice("display", ("summarized", "omitted")) == "omitted":
+        thinking = Thinking(thinking.enabled, thinking.budget, is_shown=False)
     structure, effort = _output(fields)
     budget = thinking.budget
     if budget is None and effort is not None and thinking.enabled:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 
 from nvcli.server import (
     about,
@@ -133,12 +134,25 @@ class _Routed:
     """The router; with an app in the scope it raises for an unknown path and a wrong method."""
 
     def __init__(self, table: Sequence[Route], app: App) -> None:
+        self._table = table
         self._router = Router(list(table), redirect_slashes=False)
         self._owner = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self._owner
-        await self._router(scope, receive, send)
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as exc:
+            if exc.status_code != 405:
+                raise
+            # The router names the methods of the first route of the path only.
+            methods = {
+                method
+                for route in self._table
+                if route.matches(scope)[0] is not Match.NONE
+                for method in route.methods or ()
+            }
+            raise HTTPException(405, headers={"Allow": ", ".join(sorted(methods))}) from None
 
 
 def create_app(config: ServerConfig, llm: ServerEngine | None = None) -> App:

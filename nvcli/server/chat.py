@@ -190,11 +190,17 @@ def _remember(state: ServerState, job: ChatJob, answer: dict[str, Any]) -> None:
     stored = {**answer, "request_id": job.response_id, "tool_choice": job.body.get("tool_choice")}
     stored["tools"] = job.body.get("tools")
     messages = [
-        {"id": f"{job.response_id}-{i}", **_NO_PARTS, **message}
+        {"id": f"{job.response_id}-{i}", **_NO_PARTS, **message, **_parts(message)}
         for i, message in enumerate(job.body["messages"])
     ]
     size = len(dumps(stored)) + len(dumps(messages))
     state.completions.put(job.response_id, stored, size, messages=messages)
+
+
+def _parts(message: dict[str, Any]) -> dict[str, Any]:
+    """In a stored message `content` is text or null; a list of parts stands beside it."""
+    content = message.get("content")
+    return {"content": None, "content_parts": content} if isinstance(content, list) else {}
 
 
 def _entry(http: HTTPRequest) -> Entry:

@@ -22,6 +22,13 @@ class AuthenticationError(RequestError):
     code = "invalid_api_key"
 
 
+class OriginError(RequestError):
+    """A web page asks that the operator did not allow to."""
+
+    http_status = 403
+    code = "origin_not_allowed"
+
+
 class UnknownModelError(RequestError):
     http_status = 404
     code = "model_not_found"

@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
 from nvcli.errors import InvalidParameterError, UsageError
+from nvcli.protocol.fields import UnsupportedFieldError
 from nvcli.server.errors import BadRequestError, MediaTypeError, NotFoundError
 from nvcli.server.json_io import JSONBody
 from nvcli.server.store import page
@@ -144,12 +145,17 @@ def parse_form(data: bytes, content_type: str) -> dict[str, tuple[str | None, by
     for piece in pieces[1:-1]:
         head, separator, body = piece.removeprefix(b"\r\n").partition(b"\r\n\r\n")
         text = head.decode("utf-8", "replace")
-        name = re.search(r'[; ]name="([^"]*)"', text)
-        if not separator or name is None:
+        name = _parameter("name", text)
+        if not separator or not name:
             raise BadRequestError("a part of the form has no name")
-        filename = re.search(r'filename="([^"]*)"', text)
-        parts[name[1]] = (filename[1] if filename else None, body)
+        parts[name] = (_parameter("filename", text), body)
     return parts
+
+
+def _parameter(name: str, head: str) -> str | None:
+    """Of a part's head, in quotes or, as HTTP allows, without."""
+    match = re.search(rf'[;\s]{name}=(?:"([^"]*)"|([^\s";,]+))', head, re.IGNORECASE)
+    return None if match is None else match[1] if match[1] is not None else match[2]
 
 
 # --- endpoints -----------------------------------------------------------------------------------
@@ -171,10 +177,16 @@ async def upload_file(http: HTTPRequest) -> Response:
     purpose = parts.get("purpose", (None, b""))[1].decode("utf-8", "replace")
     if purpose != "batch":
         raise InvalidParameterError(f"purpose must be batch, got {purpose[:40]!r}", param="purpose")
+    for name in parts:
+        if name.startswith("expires_after"):
+            raise UnsupportedFieldError(
+                "expires_after: is not supported; files stay until they are deleted",
+                param="expires_after",
+            )
     if "file" not in parts:
         raise InvalidParameterError("file is missing", param="file")
-    name, data = parts["file"]
-    shown = re.sub(r"[\x00-\x1f/\\]", "_", name or "upload.jsonl")[:200]
+    filename, data = parts["file"]
+    shown = re.sub(r"[\x00-\x1f/\\]", "_", filename or "upload.jsonl")[:200]
     return JSONBody(await run_in_threadpool(files.add, data, shown, purpose))
 
 

@@ -20,8 +20,10 @@ from nvcli.server.errors import (
     AuthenticationError,
     BadRequestError,
     BodyTooLargeError,
+    MediaTypeError,
     MethodNotAllowedError,
     NotFoundError,
+    OriginError,
     anthropic_error_body,
     as_error,
     error_body,
@@ -61,7 +63,9 @@ class Front:
             self._state.enter()
         try:
             self._check_key(path, exchange)
+            self._check_origin(exchange)
             exchange.check_length()
+            exchange.check_encoding()
             await self._app(scope, exchange.receive, exchange.send)
         except ClientDisconnect:
             exchange.status = 499
@@ -90,6 +94,24 @@ class Front:
         if not is_right:
             hint = "Send the header 'Authorization: Bearer KEY'."
             raise AuthenticationError("the API key is missing or wrong", hint=hint)
+
+    def _check_origin(self, exchange: _Exchange) -> None:
+        """Without a key any page in a browser on this machine could make the server work, and call
+        the MCP servers it knows; a page of another origin is let in by --cors-origin only."""
+        allowed = self._state.config.cors_origins
+        if self._digests or exchange.scope["method"] in _SAFE_METHODS or "*" in allowed:
+            return
+        site = exchange.header(b"sec-fetch-site").decode("latin-1")
+        origin = exchange.header(b"origin").decode("latin-1")
+        if site in ("same-origin", "none") or origin in allowed:
+            return
+        host = exchange.header(b"host").decode("latin-1")
+        if not site and (not origin or origin.partition("://")[2] == host):
+            return
+        raise OriginError(
+            f"a web page of {origin[:200] or 'another site'} may not send requests here",
+            hint="Start the server with --cors-origin ORIGIN.",
+        )
 
     async def _fail(self, exchange: _Exchange, exc: Exception) -> None:
         if isinstance(exc, HTTPException):
@@ -129,6 +151,7 @@ _PROMPTS = {  # what clients call what the engine calls the prompt
     "/v1/responses": "input",
     "/v1/responses/input_tokens": "input",
 }
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"})
 
 
@@ -162,6 +185,14 @@ class _Exchange:
         given = self.header(b"content-length")
         if given.isdigit() and int(given[:20]) > self._max_body_bytes:
             self._too_large()
+
+    def check_encoding(self) -> None:
+        encoding = self.header(b"content-encoding").strip().lower()
+        if encoding not in (b"", b"identity"):
+            shown = encoding[:40].decode("latin-1")
+            raise MediaTypeError(
+                f"a body in the encoding {shown} is not read", hint="Send it plain."
+            )
 
     def _too_large(self) -> None:
         raise BodyTooLargeError(f"the body is larger than {self._max_body_bytes:,} bytes")

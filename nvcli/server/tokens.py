@@ -18,12 +18,16 @@ if TYPE_CHECKING:
     from nvcli.server.state import ServerState
 
 _FLAGS = ("add_special_tokens", "add_special", "parse_special")
+_OWN = (*_FLAGS, "return_token_strs", "with_pieces")  # of this endpoint, not of a chat
 
 
 def _token_ids(state: ServerState, body: dict[str, Any], fields: Fields) -> list[int]:
     if fields.has("messages"):
-        chat = {key: value for key, value in body.items() if key not in ("return_token_strs",)}
-        request = parse_chat(chat, allow_template=state.config.allow_template)
+        chat = {key: value for key, value in body.items() if key not in _OWN}
+        request = parse_chat(
+            chat, is_strict=state.config.is_strict, allow_template=state.config.allow_template
+        )
+        fields.ignore(set(chat) - set(request.ignored_fields))
         return prepare_chat(
             request, state.tokenizer, enable_thinking=state.config.enable_thinking
         ).token_ids
@@ -42,8 +46,7 @@ async def tokenize(http: HTTPRequest) -> Response:
     fields = Fields(body)
     state.check_model(fields.text("model"), is_optional=True)
     answer: Response = await prepare(http, lambda: JSONBody(_tokenized(state, body, fields)))
-    if not fields.has("messages"):
-        ignore_fields(http.scope, fields.unknown(is_strict=state.config.is_strict))
+    ignore_fields(http.scope, fields.unknown(is_strict=state.config.is_strict))
     return answer
 
 

@@ -161,6 +161,22 @@ def test_media_parts_are_refused_by_place() -> None:
 
 def test_unknown_fields_are_listed_or_refused() -> None:
     assert chat(frobnicate=1, user="u", store=True).ignored_fields == ("frobnicate",)
+    free = {"metadata": {"k": "v"}, "logit_bias": {"1": 1}, "chat_template_kwargs": {"k": "v"}}
+    inner = {
+        "stream_options": {"include_usage": True, "inculde_usage": True},
+        "reasoning": {"effort": "low", "colour": "red"},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {}, "y": 1},
+        },
+    }
+    assert set(chat(**free, **inner).ignored_fields) == {
+        "stream_options.inculde_usage",
+        "reasoning.colour",
+        "response_format.json_schema.y",
+    }
+    with pytest.raises(InvalidParameterError, match=r"unknown field stream_options\.z"):
+        parse_chat({"messages": USER, "stream_options": {"z": 1}}, is_strict=True)
     with pytest.raises(InvalidParameterError, match="unknown field frobnicate"):
         parse_chat({"messages": USER, "frobnicate": 1}, is_strict=True)
 

@@ -54,6 +54,31 @@ def client_of() -> Iterator[Any]:
         client.close()
 
 
+def test_forms(serve: Serve, tmp_path: Path) -> None:
+    served = serve("x", config=ServerConfig(storage=tmp_path))
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+
+    def upload(*heads: str) -> Any:
+        body = ""
+        for head in heads:
+            value = "batch" if "purpose" in head else "{}"
+            body += f"--b\r\nContent-Disposition: form-data; {head}\r\n\r\n{value}\r\n"
+        return served.client.post("/v1/files", content=f"{body}--b--\r\n".encode(), headers=kind)
+
+    plain = upload("name=purpose", "name=file; filename=x.jsonl")
+    assert plain.status_code == 200, plain.text
+    assert plain.json()["filename"] == "x.jsonl"
+    quoted = upload('filename="a b.jsonl"; name="file"', 'name="purpose"')
+    assert quoted.json()["filename"] == "a b.jsonl"
+    for heads, param in (
+        (('name="purpose"', 'name="file"', 'name="expires_after[seconds]"'), "expires_after"),
+        (('name="purpose"', 'filename="x"'), None),
+    ):
+        refused = upload(*heads)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param
+
+
 def run_batch(client: OpenAI, data: bytes, endpoint: Any = CHAT, **options: Any) -> Any:
     file = client.files.create(file=("in.jsonl", data), purpose="batch")
     batch = client.batches.create(

@@ -60,7 +60,7 @@ def served(serve: Serve) -> Served:
         (b"OPTIONS * HTTP/1.1\r\n" + HEAD + b"\r\n", (404, 405)),
         (
             b"GET /v1/responses/x?stream=1&starting_after=%D9%A3 HTTP/1.1\r\n" + HEAD + b"\r\n",
-            (404,),
+            (400,),
         ),
         (POST + b"content-length: 2\r\ncontent-length: 3\r\n\r\n{} ", (400,)),
         (POST + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", (400,)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import threading
@@ -415,6 +416,70 @@ def test_cors_only_when_asked_for(serve: Serve) -> None:
     assert response.headers["access-control-allow-origin"] == "https://a.example"
     plain = serve("x").client.get("/version", headers=headers)
     assert "access-control-allow-origin" not in plain.headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_let_in"),
+    [
+        ({}, True),
+        ({"origin": "HERE"}, True),
+        ({"origin": "https://a.example"}, True),
+        ({"sec-fetch-site": "same-origin", "origin": "https://proxy.example"}, True),
+        ({"origin": "https://evil.example"}, False),
+        ({"origin": "null"}, False),
+        ({"sec-fetch-site": "cross-site"}, False),
+        ({"sec-fetch-site": "same-site", "origin": "HERE"}, False),
+    ],
+)
+def test_other_pages_may_not_ask(serve: Serve, headers: dict[str, str], is_let_in: bool) -> None:
+    """A page can send a body without a content type to any address, and needs no answer to harm."""
+    served = serve("x", config=ServerConfig(cors_origins=("https://a.example",)))
+    sent = {key: served.url if value == "HERE" else value for key, value in headers.items()}
+    response = served.client.post(CHAT, content=json.dumps(DEFAULTS), headers=sent)
+    if is_let_in:
+        assert response.status_code == 200, response.text
+    else:
+        check_error(response, 403, "origin_not_allowed")
+    assert served.client.get("/v1/models", headers=sent).status_code == 200
+
+
+def test_a_key_lets_any_origin_in(serve: Serve) -> None:
+    served = serve("x", config=ServerConfig(api_keys=("k",)))
+    headers = {"origin": "https://b.example", "x-api-key": "k"}
+    assert served.client.post(CHAT, json=DEFAULTS, headers=headers).status_code == 200
+
+
+def test_a_compressed_body_is_refused(served: Served) -> None:
+    body = gzip.compress(json.dumps(DEFAULTS).encode())
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    check_error(served.client.post(CHAT, content=body, headers=headers), 415)
+
+
+def test_a_wrong_method_is_told_the_right_ones(served: Served) -> None:
+    for path, methods in (
+        (CHAT, "GET, HEAD, POST"),
+        (f"{CHAT}/x", "DELETE, GET, HEAD, POST"),
+        ("/v1/responses", "POST"),
+        ("/v1/responses/x", "DELETE, GET, HEAD"),
+    ):
+        response = served.client.put(path)
+        check_error(response, 405, "method_not_allowed")
+        assert response.headers["allow"] == methods
+
+
+def test_tokenize_names_ignored_fields_of_chats_too(served: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    chat = {**DEFAULTS, "tools": tools, "return_token_strs": True, "zzz": 1}
+    response = served.post("/tokenize", chat)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-nvcli-ignored-fields"] == "zzz"
+
+
+def test_parts_of_stored_messages(served: Served) -> None:
+    parts = [{"type": "text", "text": "hi"}]
+    stored = served.chat(store=True, messages=[{"role": "user", "content": parts}])
+    (message,) = served.client.get(f"{CHAT}/{stored['id']}/messages").json()["data"]
+    assert (message["content"], message["content_parts"]) == (None, parts)
 
 
 def test_stored_completions(serve: Serve) -> None:
