@@ -31,11 +31,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    """The command line, run in this process, takes SIGTERM."""
-    before = signal.getsignal(signal.SIGTERM)
+    """The command line, run in this process, takes signals."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
-    if before is not None:  # what was not set from Python cannot be set again
-        signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        if handler is not None:  # what was not set from Python cannot be set again
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,7 @@ from nvcli import __version__
 from nvcli.cli import declare, options
 from nvcli.cli.console import ColorMode, make_screen, print_text, report, silence
 from nvcli.cli.environment import more_flags, unknown_variables, variable_of
+from nvcli.cli.interrupts import never_lost
 from nvcli.errors import (
     ClosedPipeError,
     InterruptedRunError,
@@ -298,7 +299,10 @@ def main(args: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a C locale cannot hold every answer
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, never_lost(_terminate))
+    for name in ("SIGUSR1", "SIGINFO"):  # a question that is asked too early or too late
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda signum, frame: None)
     try:
         code = _run(list(sys.argv[1:] if args is None else args), settings)
         if sys.stdout is not None:
@@ -320,7 +324,7 @@ def _run(args: list[str], settings: Settings) -> int:
         if result == InterruptedRunError.exit_code:  # Typer's word for Ctrl+C
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
-    except (ClosedPipeError, TerminatedRunError) as exc:
+    except ClosedPipeError as exc:
         return exc.exit_code
     except NvcliError as exc:
         return _report(exc, settings)

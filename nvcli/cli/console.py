@@ -18,6 +18,7 @@ import time
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from nvcli.cli.interrupts import interrupts_never_lost
 from nvcli.repl.screen import Screen, repair, visible
 from nvcli.repl.wrap import wrap
 
@@ -164,15 +165,18 @@ def timings_json(times: RequestTimes | None, num_output_tokens: int) -> dict[str
 
 
 class Spinner:
-    """`⠋ loading NAME 3.2 s` on standard error while the block runs; nothing without a terminal."""
+    """`⠋ loading NAME 3.2 s` on standard error while the block runs; nothing without a terminal.
+    Ctrl-C is not lost in what the block imports."""
 
     def __init__(self, screen: Screen, text: str) -> None:
         self._screen = screen
         self._text = visible(text)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._interrupts = interrupts_never_lost()
 
     def __enter__(self) -> Self:
+        self._interrupts.__enter__()
         if self._screen.can_redraw_err and not self._screen.is_quiet:
             self._thread = threading.Thread(target=self._spin, name="spinner", daemon=True)
             self._thread.start()
@@ -184,6 +188,7 @@ class Spinner:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._interrupts.__exit__(exc_type, exc, traceback)
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
