@@ -73,6 +73,7 @@ def run_job(
             counts.total = found.num_left
             if not found.num_left and target.existing is not None and target.existing.num_records:
                 target.close()
+                _write_stats(options, None, counts)
                 return _finish(options, counts, target, progress)
         seed = _seed(options, target.meta)
         engine = load()
@@ -119,10 +120,9 @@ def _run(
             run.execute()
         finally:
             sink.close()
-    except ClosedPipeError:
-        raise
-    except NvcliError:
-        progress.finish(counts)
+    except NvcliError as error:
+        if not isinstance(error, ClosedPipeError):  # which is nobody's business
+            progress.finish(counts, is_whole=False)
         with suppress(OutputError):  # the first error is the one to tell
             _write_stats(options, engine, counts)
         raise
@@ -147,7 +147,7 @@ def _say_what_is_safe(error: NvcliError, options: BatchOptions, counts: Counts) 
     place = str(options.output) if options.output is not None else "standard output"
     error.message = f"{error.message}; {safe:,} {noun} safe in {place}"
     error.args = (error.message,)
-    if options.output is None:
+    if options.output is None or _is_device(options.output):
         return
     if options.output_format is OutputFormat.TEXT or options.append:
         return
@@ -200,14 +200,15 @@ def _finish(options: BatchOptions, counts: Counts, target: Target, progress: Pro
     return SOME_FAILED
 
 
-def _write_stats(options: BatchOptions, engine: BatchEngine, counts: Counts) -> None:
+def _write_stats(options: BatchOptions, engine: BatchEngine | None, counts: Counts) -> None:
+    """`engine` is None where all was done before and no model was loaded."""
     if options.stats_json is None:
         return
-    stats = engine.stats()
+    stats = None if engine is None else engine.stats()
     elapsed = counts.elapsed_s
     value = {
         "command": "batch",
-        "model": engine.model_name,
+        "model": None if engine is None else engine.model_name,
         "usage": {
             "prompt_tokens": counts.prompt_tokens,
             "completion_tokens": counts.completion_tokens,

@@ -117,6 +117,8 @@ class BatchOptions:
                 f"{flag} needs records with ids, --output-format text has none",
                 hint="Use --output-format simple.",
             )
+        if self.is_stdin and self.input_format is InputFormat.PARQUET:
+            raise UsageError("Parquet cannot be read from a pipe", hint="Give a file.")
         for name, low in (("window", 1), ("max_errors", 0), ("limit", 1), ("skip", 0)):
             value = getattr(self, name)
             if value is not None and value < low:

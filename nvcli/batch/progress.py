@@ -177,11 +177,13 @@ class Progress:
         self._clear()
         self._write(text + "\n")
 
-    def finish(self, counts: Counts) -> None:
-        """The last state; a run that spoke so far also says how it ended."""
+    def finish(self, counts: Counts, *, is_whole: bool = True) -> None:
+        """The last state; a run that spoke so far also says how it ended. The last object of JSON
+        is `done` where the input was, and `stopped` after an early end."""
         self._clear()
         if self._mode is ProgressMode.JSON:
-            self._write(json.dumps({**counts.as_json(), "event": "done"}) + "\n")
+            event = "done" if is_whole else "stopped"
+            self._write(json.dumps({**counts.as_json(), "event": event}) + "\n")
         elif self._mode is not ProgressMode.NONE and not self._is_silent:
             took = format_duration(counts.elapsed_s)
             tokens = f"{counts.prompt_tokens:,} + {counts.completion_tokens:,} tokens"

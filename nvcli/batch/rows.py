@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import orjson
 
 from nvcli.batch.options import InputFormat
-from nvcli.batch.source import MAX_LINE_BYTES, InputError, open_chunks, split_lines
+from nvcli.batch.source import MAX_LINE_BYTES, InputError, Line, open_chunks, split_lines
 from nvcli.errors import UsageError
 from nvcli.protocol import GENERATION_FIELDS
 from nvcli.text.unicode import repair_surrogates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from nvcli.batch.source import Line
 
 _VALUE_COLUMNS = frozenset(GENERATION_FIELDS) | {"raw"}
 _SUFFIXES = {
@@ -182,6 +180,7 @@ def _csv_rows(lines: Iterator[Line], prompt_field: str | None, delimiter: str) -
     column = ""
     while True:
         first = counter.number + 1
+        counter.has_overlong = False
         try:
             cells = next(reader)
         except StopIteration:
@@ -189,7 +188,14 @@ def _csv_rows(lines: Iterator[Line], prompt_field: str | None, delimiter: str) -
         except csv.Error as error:
             yield Row(first, identity=b"csv %d" % first, problem=Problem("invalid_csv", str(error)))
             continue
-        if not cells:
+        if not cells and not counter.has_overlong:
+            continue
+        if counter.has_ended:  # the reader asked for one more line, inside of a field
+            message = "a quoted field that begins in this row has no end; the file ends in it"
+            yield Row(first, identity=b"csv %d" % first, problem=Problem("invalid_csv", message))
+            return
+        if counter.has_overlong:
+            yield _overlong(Line(first, None))
             continue
         if columns is None:
             columns = cells
@@ -204,15 +210,22 @@ class _CountedLines:
     def __init__(self, lines: Iterator[Line]) -> None:
         self._lines = lines
         self.number = 0
+        self.has_ended = False  # a line was asked for and there was none
+        self.has_overlong = False  # since this was last set
 
     def __iter__(self) -> _CountedLines:
         return self
 
     def __next__(self) -> str:
-        line = next(self._lines)
+        line = next(self._lines, None)
+        if line is None:
+            self.has_ended = True
+            raise StopIteration
         self.number = line.number
-        data = line.data if line.data is not None else b"\xff"
-        return data.decode("utf-8", "surrogateescape") + "\n"
+        if line.data is None:
+            self.has_overlong = True
+            return "\n"
+        return line.data.decode("utf-8", "surrogateescape") + "\n"
 
 
 def _table_row(line: int, columns: list[str], cells: list[str], column: str) -> Row:
@@ -262,8 +275,6 @@ def _parquet_rows(path: str, prompt_field: str | None) -> Iterator[Row]:
             f"{path} is Parquet, which needs the Python package pyarrow",
             hint="Run 'pip install pyarrow'.",
         ) from None
-    if path == "-":
-        raise UsageError("Parquet cannot be read from a pipe", hint="Give a file.")
     number = 0
     try:
         with parquet.ParquetFile(path) as file:

@@ -94,6 +94,9 @@ def test_plain_and_json_and_none() -> None:
     assert [line["event"] for line in lines] == ["progress", "progress", "done"]
     assert lines[0]["records"] == 4
     assert show(ProgressMode.NONE, io.StringIO(), 100) == ""
+    stopped = io.StringIO()
+    Progress(ProgressMode.JSON, stopped).finish(Counts(total=3, num_written=1), is_whole=False)
+    assert json.loads(stopped.getvalue())["event"] == "stopped"
 
 
 def test_a_broken_stderr_does_not_end_the_run() -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from nvcli.batch.options import InputFormat
 from nvcli.batch.records import identify
-from nvcli.batch.rows import Row, detect_format, read_rows
-from nvcli.batch.source import InputError
+from nvcli.batch.rows import Row, _csv_rows, detect_format, read_rows
+from nvcli.batch.source import InputError, Line
 from nvcli.errors import UsageError
 
 
@@ -108,6 +108,31 @@ def test_csv_with_quotes_line_ends_and_bad_rows(tmp_path: Path) -> None:
         None,
         "invalid_utf8",
         None,
+    ]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n\n", b'\ne,""five""\n'])
+def test_csv_quote_without_end_is_no_prompt(tmp_path: Path, end: bytes) -> None:
+    """Its row would take in all rows behind it, and look like one long prompt."""
+    data = b'id,text\na,one\nb,"two\nc,three\nd,four' + end
+    found = rows(tmp_path, data, "in.csv", prompt_field="text")
+    assert [(row.line, row.problem and row.problem.code) for row in found] == [
+        (2, None),
+        (3, "invalid_csv"),
+    ]
+    assert found[1].problem is not None
+    assert "no end" in found[1].problem.message
+
+
+def test_csv_overlong_lines_cost_their_own_rows() -> None:
+    lines = [b"id,text", b"a,one", None, b'b,"two', None, b'three"', b"c,four"]
+    numbered = (Line(number, data) for number, data in enumerate(lines, start=1))
+    found = list(_csv_rows(numbered, "text", ","))
+    assert [(row.line, row.problem and row.problem.code) for row in found] == [
+        (2, None),
+        (3, "line_too_long"),
+        (4, "line_too_long"),
+        (7, None),
     ]
 
 
@@ -247,5 +272,3 @@ class TestParquet:
         path.write_bytes(path.read_bytes()[:-20] if data is None else data)
         with pytest.raises(InputError, match=r"cannot read .*in.parquet: \S"):
             list(read_rows(str(path)))
-        with pytest.raises(UsageError, match="pipe"):
-            list(read_rows("-", InputFormat.PARQUET))

@@ -15,6 +15,7 @@ import pytest
 from nvcli.batch.admission import Waves, group_by_prefix
 from nvcli.batch.options import (
     BatchOptions,
+    InputFormat,
     OnDuplicate,
     Order,
     OutputFormat,
@@ -544,6 +545,14 @@ def test_stats_json(tmp_path: Path) -> None:
     assert set(value) == {"command", "model", "usage", "timings", "records", "engine"}
     assert value["records"] == {"written": 2, "failed": 1, "resumed": 0}
     assert value["usage"]["prompt_tokens"] == len("<user>abc\n")
+    assert value["model"] is not None
+    stats.unlink()
+    again = run_here(tmp_path / "in.jsonl", tmp_path / "out.jsonl", resume=True, stats_json=stats)
+    assert not again.engines  # nothing was left to do
+    value = json.loads(stats.read_text())
+    assert set(value) == {"command", "model", "usage", "timings", "records", "engine"}
+    assert value["records"] == {"written": 0, "failed": 0, "resumed": 2}
+    assert value["usage"]["total_tokens"] == 0
 
 
 # --- admission -----------------------------------------------------------------------------------
@@ -588,9 +597,10 @@ def test_contradicting_options(tmp_path: Path) -> None:
         {"output": out, "resume": True, "output_format": OutputFormat.TEXT},
         {"output_format": OutputFormat.TEXT, "echo": ("a",)},
         {"limit": 0},
+        {"input": "-", "input_format": InputFormat.PARQUET},
         {"window": 0},
         {"skip": -1},
         {"is_raw": True, "system": "x"},
     ]:
         with pytest.raises(UsageError):
-            BatchOptions(input="x", **options)
+            BatchOptions(**{"input": "x", **options})

@@ -406,6 +406,7 @@ def test_full_device(tmp_path: Path) -> None:
     done = run_process(source, "-o", "/dev/full")
     assert done.returncode == 1
     assert b"No space left on device; 0 records are safe" in done.stderr
+    assert b"--resume" not in done.stderr  # it keeps nothing
 
 
 def test_a_failed_write_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +435,8 @@ def test_a_failed_write_is_cut_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_closed_pipe_is_silent_and_141(tmp_path: Path, buffering: str) -> None:
     """P5"""
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(3000)])
-    call = command(source, fake={"delay_s": 0.001})
+    stats = tmp_path / "stats.json"
+    call = command(source, "--stats-json", stats, fake={"delay_s": 0.001})
     if buffering:
         call.insert(1, buffering)
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -445,6 +447,7 @@ def test_closed_pipe_is_silent_and_141(tmp_path: Path, buffering: str) -> None:
     assert process.wait(PATIENCE_S) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
+    assert 1 <= json.loads(stats.read_text())["records"]["written"] < 3000
 
 
 # --- signals -------------------------------------------------------------------------------------
@@ -497,9 +500,14 @@ def test_terminate_flushes_and_ends_143(tmp_path: Path) -> None:
     process = start_process(source, "-o", out, fake=SLOWER)
     wait_for_lines(out, 3, process)
     process.terminate()
-    process.communicate(timeout=PATIENCE_S)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143
-    assert len(read_lines(out)) >= 3
+    num_lines = len(read_lines(out))
+    assert num_lines >= 3
+    message = (
+        f"nvcli: terminated; {num_lines} records are safe in {out}. Run it again with --resume"
+    )
+    assert message in err.decode()
 
 
 def test_status_signal_prints_one_line(tmp_path: Path) -> None:
