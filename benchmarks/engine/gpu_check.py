@@ -54,6 +54,7 @@ def check_kernels() -> None:
     import torch
 
     from tests.kernels import test_deterministic_kernels as fixed
+    from tests.kernels import test_early_keys as early
     from tests.kernels import test_fp8_cache as fp8
     from tests.kernels import test_fp8_weights as fp8_weights
     from tests.kernels import test_gemm as gemm
@@ -95,6 +96,11 @@ def check_kernels() -> None:
         checks[f"attention, {name}"] = partial(attention.check, case, heads, bf16, "cuda")
         checks[f"deterministic, {name}"] = partial(fixed.check_attention, case, heads, bf16, "cuda")
         checks[f"fp8, {name}"] = partial(fp8.check_attention, case, heads, bf16, "cuda")
+    for name, keys in early.CUDA_CASES.items():
+        checks[f"early keys, {name}"] = partial(early.check, keys, heads)
+        checks[f"early keys, fp8, {name}"] = partial(early.check, keys, heads, has_fp8=True)
+    checks["early keys, captured"] = early.check_captured_steps
+    checks["early keys, captured, fp8"] = partial(early.check_captured_steps, has_fp8=True)
     for name, shared_case in shared.CUDA_CASES.items():
         args = (shared_case, heads, bf16, "cuda")
         checks[f"shared keys, {name}"] = partial(shared.check, *args, is_padded=True)

@@ -19,7 +19,7 @@ import torch
 from benchmarks.engine.workloads import SHAPES
 from benchmarks.rows import write_row
 from nvcli import kernels
-from nvcli.kernels import launch, rotary_store, sampling
+from nvcli.kernels import attention_plan, launch, rotary_store, sampling
 from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.forward_batch import ForwardBatch
 from nvcli.types import FP8_BLOCK
@@ -32,7 +32,17 @@ if TYPE_CHECKING:
 KINDS = ("products", "decode", "shared", "experts", "small", "prefill")
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 16, 8, 128, 16  # of Qwen3-0.6B
 DATA_BYTES = 2 << 30  # rotated over
-ATTENTION = [(1, 256), (1, 4096), (8, 1024), (32, 256), (32, 1024), (64, 1024), (256, 256)]
+ATTENTION = [
+    (1, 256),
+    (1, 1024),
+    (1, 4096),
+    (8, 256),
+    (8, 1024),
+    (32, 256),
+    (32, 1024),
+    (64, 1024),
+    (256, 256),
+]
 ATTENTION += [(131, 800), (256, 1024)]
 SHARED = [(256, 2048, 96), (64, 2048, 96), (16, 2048, 300), (256, 192, 300), (8, 32_768, 500)]
 
@@ -105,6 +115,8 @@ def decode_layers(rows: int, keys: int, *, ragged: bool = False, fp8: bool = Fal
 def decode_batch(lens: torch.Tensor, table: torch.Tensor) -> ForwardBatch:
     """As a captured step of one token a row has it."""
     rows = lens.shape[0]
+    one = torch.ones_like(lens)
+    index = torch.arange(rows, dtype=torch.int32, device="cuda")
     return ForwardBatch(
         input_ids=lens,
         positions=lens,
@@ -121,6 +133,7 @@ def decode_batch(lens: torch.Tensor, table: torch.Tensor) -> ForwardBatch:
         block_ids=[],
         is_padded=True,
         is_decode=True,
+        rows=torch.stack([index, lens - 1, one, one], dim=1),
     )
 
 
@@ -387,6 +400,10 @@ def _note_products(note: Note) -> None:
 def _note_decode(note: Note) -> None:
     for rows, keys in ATTENTION:
         note(f"decode_{rows}x{keys}", measure_attention(rows, keys))
+        if rows <= attention_plan.MAX_EARLY_ROWS:
+            attention_plan.set_early_keys(False)
+            note(f"planned_{rows}x{keys}", measure_attention(rows, keys))
+            attention_plan.set_early_keys(True)
     for rows, keys in ((1, 4096), (32, 1024), (131, 800), (256, 1024)):
         note(f"decode_fp8_{rows}x{keys}", measure_attention(rows, keys, fp8=True))
     note("decode_131x800_ragged", measure_attention(131, 800, ragged=True))

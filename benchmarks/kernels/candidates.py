@@ -72,8 +72,12 @@ def _looped(op: str, tile: int, size: int, weight_rows: int) -> list[Tiles]:
 
 # --- attention -----------------------------------------------------------------------------------
 
-DECODE_LAUNCHES = tuple(
-    {"decode_warps": warps, "decode_stages": stages} for warps, stages in ((2, 3), (2, 4), (4, 3))
+DECODE_LAUNCHES = (
+    *(
+        {"decode_warps": warps, "decode_stages": stages}
+        for warps, stages in ((2, 3), (2, 4), (4, 3))
+    ),
+    *({"early_warps": warps} for warps in (2, 8)),
 )
 PREFILL = tuple(
     {"prefill_rows": rows, "prefill_keys": keys, "prefill_warps": warps, "prefill_stages": stages}

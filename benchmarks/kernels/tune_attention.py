@@ -83,7 +83,7 @@ def compile_all(usual: Attention, say: Callable[[str], None]) -> None:
     with compiled_only(torch.device("cuda", 0)) as kernels:
         for one in [usual, *settings]:
             use(one)
-            for rows in (8, 64):  # a plan that is not sorted, and one that is
+            for rows in (8, 16, 64):  # without a plan, with one that is not sorted, and sorted
                 decode_layers(rows, 16).body()
             prefill_layer(1, 128).body()
     say(f"{len(kernels)} kernels of attention compiled")

@@ -33,6 +33,7 @@ from nvcli.engine.shared_steps import MIN_SHARED_TOKENS, shared_decode_buckets
 from nvcli.kernels.prepare import (
     BLOCK_SHIFT,
     IS_STORED,
+    READS_NEW,
     SAMPLES,
     StepTensors,
     hand_over,
@@ -263,6 +264,7 @@ class GraphRunner:
             block_ids=[],
             is_padded=True,
             is_decode=is_decode,
+            rows=step.rows if is_decode else None,
             kv_scales=state.kv_cache.scales,
             shared=self.shared.work(num_rows) if shares and self.shared is not None else None,
         )
@@ -318,6 +320,12 @@ class GraphRunner:
             (row.slot, row.start, row.n, row.samples * SAMPLES | row.is_stored * IS_STORED)
             for row in plan.rows
         ]
+        if plan.slot_inits:
+            # A block is named as soon as a plan fills it, so a sequence that the same plan admits
+            # may begin with a block whose last key another of its rows is about to write.
+            admitted = {init.slot for init in plan.slot_inits}
+            flagged = [1 + i for i, row in enumerate(plan.rows) if row.slot in admitted]
+            host[flagged, 3] |= READS_NEW
         if brought:
             blocks = [brought.get(row.slot, -1) + 1 for row in plan.rows]
             host[1 : 1 + count, 3] |= np.array(blocks, np.int32) << BLOCK_SHIFT

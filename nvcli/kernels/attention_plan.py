@@ -13,10 +13,16 @@ A decode row of many keys is split, so that one long sequence does not keep the 
 `_chunk_size`. Rows without keys (padding) get one empty item, which writes zeros. Where rows share
 their first keys (`shared_prefix`) a row's items begin behind them. Tiles of a row stand last first,
 because the last see the most keys.
+
+A captured decode step of few rows has no lists: each program of the decode kernel works out its
+item from the step's rows (`find_item`), which are there before the step begins, and so can ask for
+keys that earlier steps left before it waits for its predecessor. `NVCLI_EARLY_KEYS=0` in the
+environment, or `set_early_keys(False)`, turns it off.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,12 +36,22 @@ from nvcli.kernels.launch import launch_options
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nvcli.kernels.cuts import Split
     from nvcli.kernels.shared_prefix import SharedWork
 
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
 SORTED_FROM = 33  # rows: fewer all start at once
+MAX_EARLY_ROWS = 8  # lanes of `find_item`: every program works out what the plan would say
+
+_use_early_keys = os.environ.get("NVCLI_EARLY_KEYS", "1") != "0"
+
+
+def set_early_keys(enabled: bool) -> None:
+    """For tests and measurements; graphs that were captured keep what they have."""
+    global _use_early_keys
+    _use_early_keys = enabled
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +62,27 @@ class AttentionPlan:
     has_decode: bool  # whether a row of one token may be among them
     has_prefill: bool
     shared: SharedWork | None = None  # keys that many of the decode rows begin with
+
+    @property
+    def num_items(self) -> int:
+        return self.items.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """The same for a captured decode step of few rows: what each program works it out from."""
+
+    rows: Tensor  # [B, 4] int32: slot, start, n, flags; see `prepare`
+    split: Split
+    num_sms: int
+    num_items: int
+    has_decode: bool = True
+    has_prefill: bool = False
+    shared: None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.shape[0]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -159,6 +196,34 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     tl.store(sizes_ptr, tl.minimum(tl.max(end, axis=0), max_items))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def find_item(  # type: ignore[no-untyped-def]
+    rows_ptr,  # [B, 4] int32
+    num_rows,
+    item,
+    per_sm,
+    aim,
+    small_tiles,
+    HK: tl.constexpr,
+    SMS: tl.constexpr,
+    TILE: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """(row, split, keys of a chunk) of an item: what `_plan_kernel` leaves for it where rows are
+    neither sorted nor share keys. Row num_rows: there is no such item.
+    """
+    lane = tl.arange(0, LANES)
+    is_row = lane < num_rows
+    keys = tl.load(rows_ptr + lane * 4 + 1, mask=is_row, other=0)
+    keys += tl.load(rows_ptr + lane * 4 + 2, mask=is_row, other=0)
+    chunk = _chunk_size(tl.sum(keys, axis=0), per_sm, aim, small_tiles, HK, SMS, TILE)
+    splits = tl.where(is_row, tl.maximum(tl.cdiv(keys, chunk), 1), 0)
+    is_before = is_row & (tl.cumsum(splits, axis=0) <= item)
+    row = tl.sum(is_before.to(tl.int32), axis=0)
+    split = item - tl.sum(tl.where(is_before, splits, 0), axis=0)
+    return row, split, chunk
+
+
 def max_items(num_rows: int, num_kv_heads: int, num_sms: int, per_sm: int) -> int:
     """Bound on decode items: a chunk is at least the keys over per_sm * num_sms / Hk."""
     return num_rows + -(-per_sm * num_sms // num_kv_heads)
@@ -222,3 +287,18 @@ def make_plan(
         **launch_options(device, num_warps=4),
     )
     return AttentionPlan(items, tiles, sizes, has_decode, has_prefill, shared)
+
+
+def row_plan(rows: Tensor, *, max_keys: int, num_kv_heads: int, num_sms: int) -> RowPlan | None:
+    """For a captured step of rows of one token; None where it must have lists, or is to.
+
+    rows: [B, 4] int32, written before the step's graph is launched; max_keys: of one row
+    """
+    num_rows = rows.shape[0]
+    if not _use_early_keys or num_rows > MAX_EARLY_ROWS:
+        return None
+    if num_rows * max_keys * num_kv_heads >= 1 << 31:  # `find_item` counts in 32 bits
+        return None
+    split = tuned.attention(rows.device).split(num_rows)
+    num_items = max_items(num_rows, num_kv_heads, num_sms, split.per_sm)
+    return RowPlan(rows, split, num_sms, num_items)

@@ -183,6 +183,7 @@ class Attention:
     prefill_keys: int
     prefill_warps: int
     prefill_stages: int
+    early_warps: int = 4  # of decode attention that asks for keys before its wait
 
     def split(self, num_rows: int) -> Split:
         """Of a step of so many rows; those beyond the last are cut as it is."""

@@ -4,8 +4,24 @@ With it a kernel's programs start as soon as its predecessor has let them, and w
 until everything the predecessor wrote is visible. Rules every kernel here follows:
 
   * `gdc_launch_dependents` stands first, so that the next kernel can be placed early
-  * before `gdc_wait` a kernel reads only weights, and writes nothing
-  * every kernel waits, so the chain is complete: when a kernel passes its wait, all before it ended
+  * before `gdc_wait` a kernel reads only what no kernel of its step writes, and writes nothing
+  * every kernel waits, so the chain is complete: when a kernel passes its wait, all before it
+    ended. Programs with nothing to do may end without waiting, where at least one of the kernel's
+    programs waits: a kernel ends when all of its programs have
+
+What no kernel of its step writes: weights and scales of the cache, anywhere. In a captured step
+also what was written before its graph was launched, since a graph begins when all that was enqueued
+before it has ended, and ends with its last kernel:
+
+  * `StepTensors.rows`, which the host's copy writes, and nothing that is derived from it in the
+    graph (`seq_lens`, `slots`, `slot_mapping`, lists of work)
+  * block tables, which a plan's deltas write, but for the entry of a block that a row brings: that
+    one the step writes, and whoever needs it early takes the block from the row
+  * keys and values of a row's positions before `start`, unless the row's flags have `READS_NEW`.
+    In a step a row stores at its positions from `start` on, in blocks of its own that had no name
+    when the step was planned, so that nobody could share them. But planning a step gives names to
+    the blocks that it fills, and a sequence that the same plan admits may begin with such a block:
+    `GraphRunner` flags the rows of sequences that a plan admits
 
 It changes when a kernel starts and never what it computes: results are bitwise equal on and off.
 `NVCLI_PDL=0` in the environment, or `set_pdl(False)`, turns it off.

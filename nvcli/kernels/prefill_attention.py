@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels import tuned
-from nvcli.kernels.decode_attention import LOG2_E
+from nvcli.kernels.attention_parts import LOG2_E
 from nvcli.kernels.launch import launch_options
 
 if TYPE_CHECKING:

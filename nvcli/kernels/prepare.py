@@ -4,7 +4,8 @@ The host sends `rows [B, 4]` and nothing else; tokens, block tables and sampling
 device already. What comes out has fixed addresses, so the kernels can stand at the head of a
 captured step. Rows of no tokens are padding: no keys, nothing stored, nothing sampled.
 
-    rows: slot, start, n, flags      flags: SAMPLES | IS_STORED | (block + 1) << BLOCK_SHIFT
+    rows: slot, start, n, flags
+    flags: SAMPLES | IS_STORED | READS_NEW | (block + 1) << BLOCK_SHIFT
 
 A decoding row may bring the block that its token is the first of: a table's most usual change then
 needs no copy and no kernel of its own. 0: no block.
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 SAMPLES = 1
 IS_STORED = 2
-BLOCK_SHIFT = 2
+READS_NEW = 4  # keys before `start` may be written in this very step
+BLOCK_SHIFT = 3
 TOKENS_AT_ONCE = 256
 MIN_LANES = 256  # one variant serves every batch up to it
 

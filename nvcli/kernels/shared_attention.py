@@ -15,16 +15,16 @@ import torch
 import triton
 import triton.language as tl
 
+from nvcli.kernels.attention_parts import LOG2_E, widen
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
-from nvcli.kernels.decode_attention import LOG2_E, widen
 from nvcli.kernels.launch import launch_options
 from nvcli.kernels.shared_prefix import MAX_PARTS, QUERY_ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nvcli.kernels.attention_parts import Parts
     from nvcli.kernels.attention_plan import AttentionPlan
-    from nvcli.kernels.decode_attention import Parts
 
 NUM_WARPS, NUM_STAGES = 4, 3
 

@@ -5,6 +5,8 @@ the prefill kernel, as the plan made on the device says. Nothing depends on a ho
 size of the grids, so a step can be captured in a CUDA graph. Steps that are not captured may leave
 their prompts to a library, which is ahead where there is much to compute.
 
+Captured decode steps of few rows have no plan: `attention_plan.RowPlan`.
+
 Decode rows that begin with the same keys get one more kernel, which reads those once for many rows
 (`shared_prefix`). A captured step has it or not, as its batch says; any other step looks itself.
 """
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nvcli.kernels.attention import AttentionBackend
-    from nvcli.kernels.attention_plan import AttentionPlan
+    from nvcli.kernels.attention_plan import AttentionPlan, RowPlan
     from nvcli.kernels.shared_prefix import SharedPrefixes, SharedWork
     from nvcli.layers.forward_batch import ForwardBatch
 
@@ -74,7 +76,8 @@ class TritonAttention:
         softmax_scale: float,
         kv_scales: Tensor | None = None,
     ) -> Tensor:
-        from nvcli.kernels.decode_attention import Parts, decode_attention
+        from nvcli.kernels.attention_parts import Parts
+        from nvcli.kernels.decode_attention import decode_attention
         from nvcli.kernels.prefill_attention import prefill_attention
         from nvcli.kernels.shared_attention import shared_attention
 
@@ -84,7 +87,7 @@ class TritonAttention:
             return self._prefill.forward(q, k_cache, v_cache, batch, softmax_scale, kv_scales)
         if batch.plan is None:
             batch.plan = self._make_plan(q, k_cache, batch)
-        plan, table = cast("AttentionPlan", batch.plan), batch.block_table
+        plan, table = cast("AttentionPlan | RowPlan", batch.plan), batch.block_table
         # Tokens that belong to no row are written by no kernel, and must be finite.
         out = torch.zeros_like(q) if batch.is_padded and plan.has_prefill else torch.empty_like(q)
         if plan.has_decode:
@@ -101,7 +104,8 @@ class TritonAttention:
             )
         if plan.has_prefill:
             prefill_attention(
-                *(q, k_cache, v_cache, table, plan, softmax_scale, out, kv_scales),
+                *(q, k_cache, v_cache, table, cast("AttentionPlan", plan), softmax_scale, out),
+                kv_scales,
                 is_uniform=self.is_uniform,
             )
         return out
@@ -110,12 +114,23 @@ class TritonAttention:
     def _is_decode(num_tokens: int, batch: ForwardBatch) -> bool:
         return batch.is_decode if batch.is_padded else num_tokens == batch.seq_lens.shape[0]
 
-    def _make_plan(self, q: Tensor, k_cache: Tensor, batch: ForwardBatch) -> AttentionPlan:
-        from nvcli.kernels.attention_plan import make_plan
+    def _make_plan(
+        self, q: Tensor, k_cache: Tensor, batch: ForwardBatch
+    ) -> AttentionPlan | RowPlan:
+        from nvcli.kernels.attention_plan import make_plan, row_plan
         from nvcli.kernels.prefill_attention import tokens_per_tile
 
         num_tokens, num_heads = q.shape[:2]
-        num_kv_heads = k_cache.shape[2]
+        block_size, num_kv_heads = k_cache.shape[1:3]
+        if batch.rows is not None and batch.shared is None and not self.is_uniform:
+            early = row_plan(
+                batch.rows,
+                max_keys=batch.block_table.shape[1] * block_size,
+                num_kv_heads=num_kv_heads,
+                num_sms=self._sms(q.device),
+            )
+            if early is not None:
+                return early
         is_decode = self._is_decode(num_tokens, batch)
         has_decode = not self.is_uniform and (is_decode or batch.is_padded or 1 in batch.query_lens)
         shared = batch.shared

@@ -42,6 +42,8 @@ class ForwardBatch:
     # says whether its rows are at most one token each.
     is_padded: bool = False
     is_decode: bool = False
+    # Of a captured decode step, [B, 4] int32: slot, start, n, flags. All else is derived from it.
+    rows: Tensor | None = None
     kv_scales: list[Tensor] | None = None  # per layer [2, Hk] float32, with an fp8 cache
     # A captured step whose rows share keys: where the host leaves what to read once for many.
     shared: SharedWork | None = None

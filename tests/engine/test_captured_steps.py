@@ -307,6 +307,41 @@ def test_a_start_runs_every_kind_of_bucket_to_find_its_kernels() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_rows_that_may_read_what_the_step_writes_are_flagged(is_cached: bool) -> None:
+    """A plan names the block that it fills, and admits a sequence that begins with it: then keys
+    before the new row's start are written by the other row, in the same step.
+    """
+    from types import SimpleNamespace
+
+    from nvcli.engine.cuda_graph import GraphRunner
+    from nvcli.kernels.prepare import READS_NEW
+    from tests.builders import make_scheduler, make_sequence
+
+    scheduler = make_scheduler(block_size=P, budget=P - 1, enable_prefix_caching=is_cached)
+    first = make_sequence(range(P), seq_id=1)
+    second = make_sequence(range(P + 1), seq_id=2)
+    scheduler.add(first)
+    scheduler.schedule(now=0.0)
+    scheduler.add(second)
+    plans = [scheduler.schedule(now=0.0), scheduler.schedule(now=0.0)]
+    size = 1 if is_cached else P - 2
+    assert [(row.start, row.n) for row in plans[0].rows] == [(P - 1, 1), (P * is_cached, size)]
+    assert (second.block_table[0] == first.block_table[0]) == is_cached
+    graphs: Any = SimpleNamespace(_turn=0, _padding=[8, 0, 0, 0], step=SimpleNamespace())
+    flags = []
+    for plan in plans:
+        staged = torch.zeros(4, 4, dtype=torch.int32)
+        graphs.step.sent = torch.zeros(4, 4, dtype=torch.int32)
+        graphs._next_staging = lambda staged=staged: SimpleNamespace(
+            host=staged.numpy(), pinned=staged, event=None
+        )
+        GraphRunner._upload_rows(graphs, plan, 3, {})
+        flags.append([bool(at & READS_NEW) for at in graphs.step.sent[1:, 3].tolist()])
+    assert flags == [[False, True, False], [False, False, False]]
+
+
+@pytest.mark.torch
 def test_buckets_always_hold_the_largest_batch() -> None:
     from nvcli.engine.cuda_graph import decode_buckets, token_buckets
     from nvcli.engine.shared_steps import shared_decode_buckets
