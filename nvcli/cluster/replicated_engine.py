@@ -17,7 +17,7 @@ from nvcli.cluster.actors import Actors
 from nvcli.cluster.dispatcher import Dispatcher
 from nvcli.cluster.rolling import RollingRestart
 from nvcli.cluster.routing import Call, Router, prefix_keys
-from nvcli.cluster.runtime import connect, reason_of, require_ray
+from nvcli.cluster.runtime import connect, disconnect, reason_of, require_ray
 from nvcli.errors import EngineClosedError
 from nvcli.server.described_engine import DescribedEngine
 from nvcli.server.engine_worker import load_llm
@@ -254,4 +254,4 @@ class ReplicatedEngine(DescribedEngine):
             # A call that comes after Ray's end would start it again.
             if self._restart_lock.acquire(timeout=_RESTART_END_S):
                 self._restart_lock.release()
-            self._ray.shutdown()
+            disconnect()

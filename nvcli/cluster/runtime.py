@@ -7,7 +7,6 @@ import ctypes
 import importlib.util
 import logging
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -15,6 +14,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from nvcli.cluster.own_cluster import OwnCluster
 from nvcli.errors import NvcliError, UsageError
 
 if TYPE_CHECKING:
@@ -26,8 +26,10 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_S = 5.0
 _AGAIN_WITHIN_S = 30.0  # what fails later has waited for something that is not there
-_TOKEN_NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 EXTRA = "pip install 'nvcli[ray]'"
+_CRASH_HANDLER = "_ZN3ray6RayLog27InstallFailureSignalHandlerEPKcb"
+
+_own: OwnCluster | None = None  # as Ray's connection, one a process
 
 
 class ClusterError(NvcliError):
@@ -57,6 +59,7 @@ def connect(address: str | None) -> bool:
     -> whether it is ours to shut down: False where this process was connected before.
     Raises `ClusterError` when there is none at the address, or none can be started.
     """
+    global _own
     ray = require_ray()
     if ray.is_initialized():
         return False
@@ -65,11 +68,11 @@ def connect(address: str | None) -> bool:
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     _check_reachable(where)
     _keep_stdout_ours(ray)
-    if where == "local":
-        _own_token()
+    _end_own()  # Ray's connection to it has ended some other way
+    _own = OwnCluster() if where == "local" else None
 
     def init() -> None:
-        with _sigterm_kept():
+        with _sigterm_kept(ray), _own.starting(ray) if _own else contextlib.nullcontext():
             ray.init(
                 address=where,
                 include_dashboard=False,
@@ -78,6 +81,15 @@ def connect(address: str | None) -> bool:
                 log_to_driver=False,
             )
 
+    try:
+        _try_twice(ray, init, where)
+    except ClusterError:
+        _end_own()
+        raise
+    return True
+
+
+def _try_twice(ray: Any, init: Callable[[], None], where: str) -> None:
     began = time.monotonic()
     try:
         _in_lasting_thread(init)
@@ -91,15 +103,19 @@ def connect(address: str | None) -> bool:
             _in_lasting_thread(init)
         except Exception as again:
             raise _unreachable(where, reason_of(again)) from again
-    return True
 
 
-def _own_token() -> None:
-    """Whoever has the token of the cluster that is started here may run code on it, from every
-    address of this machine; recent Rays ask for one. It gets one of its own. Ray's own way is one
-    file in the home folder, where two first starts at once write over each other's."""
-    if not any(name in os.environ for name in _TOKEN_NAMES):
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+def disconnect() -> None:
+    """Leave the cluster that `connect` has joined, and end it where it was started here."""
+    require_ray().shutdown()
+    _end_own()
+
+
+def _end_own() -> None:
+    global _own
+    own, _own = _own, None
+    if own is not None:
+        own.end()
 
 
 def reason_of(error: BaseException) -> str:
@@ -128,14 +144,19 @@ def _in_lasting_thread(work: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def _sigterm_kept() -> Iterator[None]:
+def _sigterm_kept(ray: Any) -> Iterator[None]:
     """Ray's core takes SIGTERM for a crash: a stack on stderr, and an abort. The handler that was
-    there is put back below Python, where any thread may: a server loads in one of its own."""
+    there is put back below Python, where any thread may: a server loads in one of its own. Ray sets
+    its own once in a process, in the midst of a start of seconds; where it can be asked to before
+    that, no signal of those seconds meets it."""
     getsig, setsig = ctypes.pythonapi.PyOS_getsig, ctypes.pythonapi.PyOS_setsig
     getsig.restype = setsig.restype = ctypes.c_void_p
     getsig.argtypes, setsig.argtypes = [ctypes.c_int], [ctypes.c_int, ctypes.c_void_p]
     before = getsig(signal.SIGTERM)
     try:
+        with contextlib.suppress(AttributeError, OSError):  # another Ray may not have it
+            getattr(ctypes.CDLL(ray._raylet.__file__), _CRASH_HANDLER)(b"nvcli", False)
+            setsig(signal.SIGTERM, before)
         yield
     finally:
         setsig(signal.SIGTERM, before)

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nvcli.cluster import runtime
+from nvcli.cluster import reaper, runtime
 from nvcli.cluster.runtime import ClusterError, connect, require_ray, resources_of
 from nvcli.config import EngineConfig
 from nvcli.errors import UsageError
+from tests.cluster.processes import listening, of_session
+from tests.waiting import until
 
 pytestmark = pytest.mark.torch
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'nvcli[ray]'")
 
 
 @pytest.fixture
-def init(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def init(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
     """`init(error, ...)`: what Ray's start raises each time, None where it works; gives the calls
     that Ray gets."""
 
@@ -43,7 +46,8 @@ def init(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setenv("RAY_AUTH_TOKEN", "of the test")
         return calls
 
-    return make
+    yield make
+    runtime._end_own()
 
 
 def test_a_start_that_fails_is_tried_once_more(init: Callable[..., list[str]]) -> None:
@@ -139,21 +143,28 @@ def test_ray_started_by_a_thread_that_ends() -> None:
     """As a server loads. Ray goes on, takes no SIGTERM for a crash, and its word of a lost node
     does not stand between the answers of a batch."""
     script = """
-import os, signal, threading, time
+import ctypes, os, signal, threading, time
 caught = []
 signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
 from nvcli.cluster import runtime
+import ray
+start, handlers = ray.init, []
+def init(**options):
+    start(**options)
+    handlers.append(ctypes.pythonapi.PyOS_getsig(signal.SIGTERM))
+ray.init = init
+ctypes.pythonapi.PyOS_getsig.restype = ctypes.c_void_p
+before = ctypes.pythonapi.PyOS_getsig(signal.SIGTERM)
 thread = threading.Thread(target=runtime.connect, args=(None,))
 thread.start()
 thread.join()
-import ray
 ray._private.worker.print_to_stdstream(
     {"lines": ["a node died"], "pid": "raylet", "is_err": False}, ignore_prefix=False
 )
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(1)
-print(caught, ray.get(ray.remote(lambda: True).remote()), flush=True)
-ray.shutdown()
+print(caught, ray.get(ray.remote(lambda: True).remote()), handlers == [before], flush=True)
+runtime.disconnect()
 """
     found = subprocess.run(
         [sys.executable, "-c", script],
@@ -162,7 +173,73 @@ ray.shutdown()
         check=False,
         env={**os.environ, "RAY_ADDRESS": ""},
     )
-    assert (found.returncode, found.stdout, found.stderr) == (0, "[15] True\n", "")
+    assert (found.returncode, found.stdout, found.stderr) == (0, "[15] True True\n", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux' /proc")
+def test_a_cluster_of_ours_is_this_machines_and_ends_with_its_process() -> None:
+    """However that ends. Ray's own helpers would look for a killed cluster for a minute."""
+    script = """
+import sys
+from nvcli.cluster import runtime
+runtime.connect(None)
+import ray
+class Actor:
+    def hello(self):
+        return "up"
+actor = ray.remote(Actor).remote()
+print(ray.get(actor.hello.remote()), flush=True)
+sys.stdin.read()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "RAY_ADDRESS": ""},
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        pids = of_session(process.pid)
+        assert len(pids) > 4
+        assert listening(pids) == {"127.0.0.1"}
+        process.kill()
+        until(lambda: not of_session(process.pid), "the cluster ends")
+
+
+def test_the_next_cluster_may_have_other_machines(init: Callable[..., list[str]]) -> None:
+    """What is set while one is started here does not outlast the start, also where that fails."""
+    constants = ray._private.ray_constants
+    init(None)
+    assert connect(None)
+    init(RuntimeError("no"), RuntimeError("no"))
+    with pytest.raises(ClusterError):
+        connect(None)
+    assert not {reaper.MARK, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"} & os.environ.keys()
+    assert constants.ENABLE_RAY_CLUSTER
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux' /proc")
+def test_the_reaper_kills_what_has_its_mark_and_nothing_else() -> None:
+    sleeping = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(3600)"]
+    ours, other = (
+        subprocess.Popen(
+            sleeping, stdout=subprocess.PIPE, text=True, env={**os.environ, reaper.MARK: mark}
+        )
+        for mark in ("mine", "mine too")
+    )
+    with ours, other:
+        for process in (ours, other):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+        assert reaper.marked("mine") == [ours.pid]
+        command = [sys.executable, "-m", "nvcli.cluster.reaper", "mine"]
+        subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
+        assert ours.wait() == -signal.SIGKILL
+        assert other.poll() is None
+        other.kill()
 
 
 def test_batch_without_a_cluster_at_the_address(tmp_path: Path) -> None:
