@@ -28,9 +28,9 @@ logger = logging.getLogger("nvcli")
 
 Sink = Callable[[list[RequestOutput]], None]
 
-# How long another thread may keep the interpreter while the engine's wants it. Python's 5 ms are
-# longer than a step on a GPU, which would wait for its next one meanwhile.
-SWITCH_INTERVAL_S = 0.5e-3
+# How long another thread may keep the interpreter while the engine's wants it, some times a step.
+# Python's 5 ms are longer than a step on a GPU, which would wait for its next one meanwhile.
+SWITCH_INTERVAL_S = 0.1e-3
 
 
 _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()

@@ -36,9 +36,15 @@ if TYPE_CHECKING:
 
 
 UNPACED_STREAMS = 16  # so many get every token at once
-PIECES_PER_S = (
-    16_000  # of all streams together beyond: about half of what an HTTP process can write
-)
+PIECES_PER_S = 16_000  # of all streams together beyond: half of what an HTTP process can write
+MANY_STREAMS = 128  # and from here on fewer, as the engine has a piece's work with it too
+MAX_INTERVAL_S = 0.05  # between two pieces of a stream
+
+
+def piece_interval(num_streams: int) -> float:
+    """Seconds between two pieces of each of so many streams: 4 ms of 64, 32 ms of 256."""
+    interval = num_streams / PIECES_PER_S * max(1.0, num_streams / MANY_STREAMS)
+    return min(interval, MAX_INTERVAL_S)
 
 
 @dataclass(slots=True)
@@ -128,7 +134,7 @@ class OutputProcessor:
     def consume(self, updates: Seq[Update]) -> None:
         now, interval = 0.0, 0.0  # between two pieces of a stream
         if self._num_streaming > UNPACED_STREAMS:
-            now, interval = self._core.clock(), self._num_streaming / PIECES_PER_S
+            now, interval = self._core.clock(), piece_interval(self._num_streaming)
         for update in updates:
             state = self._states[update.seq.seq_id]
             state.token_ids.extend(update.token_ids)

@@ -183,7 +183,10 @@ class Attention:
     prefill_keys: int
     prefill_warps: int
     prefill_stages: int
-    early_warps: int = 4  # of decode attention that asks for keys before its wait
+    # Decode attention that asks for keys before its wait. With it an H200 takes 0.684 ms a token
+    # for 0.717 at one row; at eight rows its steps are 3 % slower.
+    early_rows: int = 2  # steps of so many rows
+    early_warps: int = 4
 
     def split(self, num_rows: int) -> Split:
         """Of a step of so many rows; those beyond the last are cut as it is."""

@@ -117,12 +117,17 @@ class TritonAttention:
     def _make_plan(
         self, q: Tensor, k_cache: Tensor, batch: ForwardBatch
     ) -> AttentionPlan | RowPlan:
+        from nvcli.kernels import tuned
         from nvcli.kernels.attention_plan import make_plan, row_plan
         from nvcli.kernels.prefill_attention import tokens_per_tile
 
         num_tokens, num_heads = q.shape[:2]
         block_size, num_kv_heads = k_cache.shape[1:3]
-        if batch.rows is not None and batch.shared is None and not self.is_uniform:
+        is_early = (
+            batch.rows is not None and len(batch.rows) <= tuned.attention(q.device).early_rows
+        )
+        if is_early and batch.shared is None and not self.is_uniform:
+            assert batch.rows is not None, "rows that are few"
             early = row_plan(
                 batch.rows,
                 max_keys=batch.block_table.shape[1] * block_size,

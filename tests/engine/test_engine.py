@@ -380,6 +380,13 @@ def test_closing_the_thinking_of_an_answer_changes_nothing(tokenizer: Tokenizer)
 # --- many streams --------------------------------------------------------------------------------
 
 
+def test_more_streams_get_fewer_pieces_each() -> None:
+    from nvcli.engine.output import MAX_INTERVAL_S, piece_interval
+
+    assert [round(1e3 * piece_interval(n), 3) for n in (17, 64, 128, 256)] == [1.062, 4, 8, 32]
+    assert piece_interval(5000) == MAX_INTERVAL_S
+
+
 @pytest.mark.parametrize("num_streams", [4, 40])
 def test_many_streams_get_larger_pieces_and_lose_nothing(
     tokenizer: Tokenizer, num_streams: int
