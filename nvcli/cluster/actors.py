@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from nvcli import errors
+from nvcli import __version__, errors
 from nvcli.cluster.replica import Replica
 from nvcli.cluster.routing import Slot
 from nvcli.cluster.runtime import ClusterError, reason_of, require_ray, resources_of
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from nvcli.config import EngineConfig
 
 LOAD_ATTEMPTS = 3  # of one actor: what ends it while it loads may have been an accident
-_ROOM_S = 10.0
 PLACE_S = 60.0  # for an actor that Ray said it has room for
-_WAITING_S = 20.0  # without a place, until it is told
+WAITING_S = 20.0  # without a place, until it is told
+_ROOM_S = 10.0
 _TICK_S = 0.2
 _CLOSE_S = 10.0
 
@@ -95,13 +95,18 @@ class Actors:
                 continue
             if place_s is not None and waited > place_s:
                 raise ClusterError("Ray has found no place for it")
-            if not is_told and waited > _WAITING_S:
+            if not is_told and waited > WAITING_S:
                 is_told = True
                 note(f"waiting for Ray: {count} of {len(slots)} replicas have a place")
         return [self.info_of(future) for future in [*filter(_has_failed, loaded)] or loaded]
 
+    def ask_for_start(self, slot: Slot) -> Future[Any]:
+        """Done when Ray has started the actor again, which takes as long as it has no room."""
+        future: Future[Any] = slot.actor.hello.options(max_task_retries=-1).remote().future()
+        return future
+
     def ask_to_load(self, slot: Slot, num_retries: int) -> Future[Any]:
-        """The call waits until Ray has started the actor; -1 retries for ever."""
+        """The call waits until Ray has started the actor, the first time."""
         call = slot.actor.load.options(max_task_retries=num_retries)
         future: Future[Any] = call.remote().future()
         return future
@@ -116,6 +121,7 @@ class Actors:
             name, message, hint = value
             raise getattr(errors, name, NvcliError)(message, hint=hint)
         info: dict[str, Any] = value
+        check_version(info.get("version"))
         return info
 
     def check_open(self) -> None:
@@ -146,6 +152,16 @@ class Actors:
         self._is_closed = True
         for slot in list(self._living):
             self.kill(slot)
+
+
+def check_version(version: object) -> None:
+    """Of nvcli over there: a node may have another installed, which reads no request of ours.
+    Raises `ClusterError`."""
+    if version != __version__:
+        raise ClusterError(
+            f"a replica runs nvcli {version or 'of another version'}, here it is {__version__}",
+            hint="Every machine of the cluster needs the same.",
+        )
 
 
 def _has_failed(loading: Future[Any]) -> bool:

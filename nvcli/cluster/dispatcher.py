@@ -113,7 +113,8 @@ class Dispatcher:
     def _send(self, slot: Slot, call: Call) -> None:
         call.ticket = f"t{next(self._tickets)}"
         slot.calls[call.ticket] = call
-        slot.actor.submit.remote(call.ticket, call.frame, time.monotonic() - call.arrival)
+        age_s = time.monotonic() - call.arrival
+        slot.actor.submit.remote(call.ticket, call.frame, age_s, max(call.open_indices) + 1)
 
     def _place_suspects(self) -> None:
         """Each alone, on the replica with the least to finish before. Holds the lock."""
@@ -175,7 +176,7 @@ class Dispatcher:
         with self._changed:
             if self.error is not None:
                 return False
-            slot.is_up = True
+            slot.is_up, slot.num_ends = True, 0
             self._go_on()
             return True
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from nvcli import __version__
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineClosedError, EngineError, NvcliError, TokenizerError
 from nvcli.server.engine_worker import describe
@@ -56,16 +57,15 @@ class Replica:
                 self._llm = await asyncio.to_thread(self._load, self._config)
             except NvcliError as error:
                 return "failed", (type(error).__name__, error.message, error.hint)
-        return "loaded", describe(self._llm) | {"tokenizer": _tokenizer_digest(self._llm)}
+        known = {"tokenizer": _tokenizer_digest(self._llm), "version": __version__}
+        return "loaded", describe(self._llm) | known
 
-    async def submit(self, ticket: str, frame: bytes, age_s: float) -> None:
+    async def submit(self, ticket: str, frame: bytes, age_s: float, count: int) -> None:
         """A request, and its grammar where it has one; its outputs come with `poll`.
 
-        age_s: since it arrived over there; another machine has another clock.
+        age_s: since it arrived over there; another machine has another clock. count: of its
+        outputs, known also where the frame cannot be read.
         """
-        request, spec = pickle.loads(frame)
-        request.request_id = ticket
-        request.arrival = time.monotonic() - age_s
 
         def sink(outputs: list[RequestOutput]) -> None:
             packed = [pack_output(output) for output in outputs]
@@ -73,6 +73,9 @@ class Replica:
             self._loop.call_soon_threadsafe(self._give, ticket, packed, is_over)
 
         try:
+            request, spec = pickle.loads(frame)
+            request.request_id = ticket
+            request.arrival = time.monotonic() - age_s
             if spec is not None:  # it may take seconds, in which others are answered
                 self._compiling.add(ticket)
                 request.grammar = await asyncio.to_thread(self._llm.compile_grammar, spec)
@@ -80,10 +83,10 @@ class Replica:
                     return  # it was aborted
             self._llm.submit(request, sink)
         except NvcliError as error:
-            sink(error_outputs(ticket, set(range(request.params.n)), error))
+            sink(error_outputs(ticket, set(range(count)), error))
         except Exception as bug:  # noqa: BLE001 - Ray would keep it to itself
             wrapped = EngineError(f"the request could not be added: {bug!r}")
-            sink(error_outputs(ticket, set(range(request.params.n)), wrapped))
+            sink(error_outputs(ticket, set(range(count)), wrapped))
         finally:
             self._compiling.discard(ticket)
 

@@ -13,7 +13,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nvcli.cluster.actors import Actors
+from nvcli.cluster.actors import LOAD_ATTEMPTS, WAITING_S, Actors
 from nvcli.cluster.dispatcher import Dispatcher
 from nvcli.cluster.rolling import RollingRestart
 from nvcli.cluster.routing import Call, Router, prefix_keys
@@ -158,12 +158,13 @@ class ReplicatedEngine(DescribedEngine):
                 told = self.dispatcher.take(slot, *future.result())
             else:
                 told = self._lose(slot, error)
+            self._tell(told)
+            if error is None and self.is_alive:
+                self._poll(slot)  # only now, or what comes next might be told first
         except Exception as bug:  # of ours, which Ray's thread would only log
             logger.debug("the replicas' answers", exc_info=bug)
             told = self.dispatcher.end_all(EngineClosedError(f"the engine stopped: {bug!r}"))
-        self._tell(told)
-        if error is None and self.is_alive:
-            self._poll(slot)  # only now, or what comes next might be told first
+            self._tell(told)
 
     # --- lost and found ---------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ class ReplicatedEngine(DescribedEngine):
         if isinstance(error, self._ray.exceptions.RayActorError):
             self._revive(slot)
         else:  # it lives, and gives errors; Ray's thread, which this is, would wait for itself
-            threading.Thread(target=self._kill_and_revive, args=(slot,), daemon=True).start()
+            self._later(0.0, self._kill_and_revive, slot)
         return told
 
     def _kill_and_revive(self, slot: Slot) -> None:
@@ -189,28 +190,57 @@ class ReplicatedEngine(DescribedEngine):
         self._revive(slot)
 
     def _revive(self, slot: Slot) -> None:
-        """Ask it to load; the call waits until Ray has started it again."""
-        if self.is_alive and self._actors is not None and not slot.is_ended:
-            future = self._actors.ask_to_load(slot, -1)
-            future.add_done_callback(partial(self._on_loaded, slot))
+        """Ask it to load once Ray has started it again."""
+        if self._is_missed(slot):
+            assert self._actors is not None
+            started = self._actors.ask_for_start(slot)
+            started.add_done_callback(partial(self._or_give_up, slot, self._on_started))
+            self._later(WAITING_S, self._note_waiting, slot, started)
 
-    def _on_loaded(self, slot: Slot, future: Future[Any]) -> None:
+    def _is_missed(self, slot: Slot) -> bool:
+        return self.is_alive and self._actors is not None and not slot.is_ended
+
+    def _note_waiting(self, slot: Slot, started: Future[Any]) -> None:
+        if self._is_missed(slot) and not started.done():
+            self._note(f"replica {slot.index + 1} of {self.num_replicas} waits for room in Ray")
+
+    def _on_started(self, slot: Slot, started: Future[Any]) -> None:
         assert self._actors is not None
-        if slot.is_ended or not self.is_alive:
+        if isinstance(started.exception(), self._ray.exceptions.ActorUnavailableError):
+            self._later(_RETRY_S, self._revive, slot)
             return
-        if isinstance(future.exception(), self._ray.exceptions.ActorUnavailableError):
-            threading.Timer(_RETRY_S, self._revive, [slot]).start()
-            return
-        name = f"replica {slot.index + 1}"
-        try:
-            self._actors.info_of(future)
-        except Exception as error:  # noqa: BLE001 - Ray's errors, and what loading raises
-            self._note(f"{name} does not come back: {reason_of(error)}")
-            self._tell(self.dispatcher.give_up(slot, reason_of(error)))
-            return
+        started.result()
+        loaded = self._actors.ask_to_load(slot, 0)  # no retries: who would count them?
+        loaded.add_done_callback(partial(self._or_give_up, slot, self._on_loaded))
+
+    def _on_loaded(self, slot: Slot, loaded: Future[Any]) -> None:
+        assert self._actors is not None
+        if isinstance(loaded.exception(), self._ray.exceptions.RayActorError):
+            slot.num_ends += 1
+            if slot.num_ends < LOAD_ATTEMPTS:
+                self._later(_RETRY_S, self._revive, slot)
+                return
+        self._actors.info_of(loaded)
         if self.dispatcher.bring_up(slot):
-            self._note(f"{name} of {self.num_replicas} is back")
+            self._note(f"replica {slot.index + 1} of {self.num_replicas} is back")
             self._poll(slot)
+
+    def _later(self, seconds: float, work: Callable[..., None], slot: Slot, *args: Any) -> None:
+        """In a thread of its own, which keeps no process alive."""
+        timer = threading.Timer(seconds, self._or_give_up, [slot, work, *args])
+        timer.daemon = True
+        timer.start()
+
+    def _or_give_up(self, slot: Slot, work: Callable[..., None], *args: Any) -> None:
+        """A step towards bringing it back. No other is under way, so whatever is raised, be it
+        Ray's or ours, it will not come back."""
+        if not self._is_missed(slot):
+            return
+        try:
+            work(slot, *args)
+        except Exception as error:  # noqa: BLE001 - it is told
+            self._note(f"replica {slot.index + 1} does not come back: {reason_of(error)}")
+            self._tell(self.dispatcher.give_up(slot, reason_of(error)))
 
     # --- a rolling restart, and the end -----------------------------------------------------------
 

@@ -92,7 +92,8 @@ class RollingRestart:
                 self._in_its_place(old, name, drain_s)
         except NvcliError as error:
             self._actors.check_open()
-            rest = "; the others stay as they are" if count > 1 else ""
+            are_left = count > 1 and self._dispatcher.error is None
+            rest = "; the others stay as they are" if are_left else ""
             self._note(f"{name} could not be replaced{rest}: {error}")
             return False
         self._note(f"{name} is new")
@@ -113,15 +114,17 @@ class RollingRestart:
         others = [slot for slot in self._dispatcher.slots if slot is not old]
         if old.is_up and not any(slot.takes_requests for slot in others):
             raise ClusterError("it is the only one that answers, and Ray has no room beside it")
-        self._dispatcher.stand_down(old)
-        self._drain(old, name, drain_s)
-        new = self._actors.start(old.index)
-        self._put_in(old, new, is_up=False)
+        place = old
         try:
+            self._dispatcher.stand_down(old)
+            self._drain(old, name, drain_s)
+            new = self._actors.start(old.index)
+            self._put_in(old, new, is_up=False)
+            place = new
             self._load(new)
-        except NvcliError as error:
-            self._actors.kill(new)
-            self._tell(self._dispatcher.give_up(new, str(error)))
+        except Exception as error:  # whatever it is: nobody else fills this place
+            self._tell(self._dispatcher.give_up(place, str(error)))
+            self._actors.kill(place)
             raise
         if self._dispatcher.bring_up(new):
             self._poll(new)
@@ -142,7 +145,8 @@ class RollingRestart:
         new.is_up = is_up
         if not self._dispatcher.replace(old, new):
             self._actors.kill(new)
-            self._actors.check_open()
+            assert self._dispatcher.error is not None
+            raise self._dispatcher.error
 
     def _drain(self, old: Slot, name: str, drain_s: float) -> None:
         self._dispatcher.wait_drained(old, drain_s)

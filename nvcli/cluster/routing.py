@@ -62,6 +62,7 @@ class Slot:
     is_leaving: bool = False  # it gets no new requests, another takes its place
     is_ended: bool = False  # by us: what it still says is not heard
     is_gone: bool = False  # it could not be loaded again
+    num_ends: int = 0  # of its process while it loaded, since it was up last
     stats: EngineStats | None = None
     calls: dict[str, Call] = field(default_factory=dict)  # by ticket
     suspect: Call | None = None  # it runs alone here, or waits until it can

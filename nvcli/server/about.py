@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from nvcli import __version__
-from nvcli.server.errors import NotFoundError
+from nvcli.server.errors import NotFoundError, NotReadyError
 from nvcli.server.json_io import JSONBody
 from nvcli.server.metrics import CONTENT_TYPE
 
@@ -71,6 +71,8 @@ async def health(http: HTTPRequest) -> Response:
     """Requests are answered. Raises `NotReadyError` otherwise."""
     state: ServerState = http.app.state
     state.check_accepting()
+    if getattr(state.llm, "num_up", 1) == 0:  # of replicas; requests wait for one to come back
+        raise NotReadyError("every replica is lost", hint="Ray starts them where it has room.")
     return JSONBody({"status": "ok"})
 
 

@@ -8,6 +8,7 @@ own signal for that comes when the *thread* that started us ends, and that is th
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import queue
 import signal
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from nvcli.config import EngineConfig
     from nvcli.server.engine import ServerEngine
     from nvcli.types import RequestOutput
+
+logger = logging.getLogger("nvcli")
 
 _PARENT_INTERVAL_S = 0.5
 _STATS_INTERVAL_S = 0.25
@@ -106,6 +109,9 @@ class Worker:
             self._llm.submit(request, sink)
         except NvcliError as exc:
             sink(error_outputs(request.request_id, set(range(request.params.n)), exc))
+        except Exception as bug:  # noqa: BLE001 - a compiler's thread would keep it to itself
+            wrapped = EngineError(f"the request could not be added: {bug!r}")
+            sink(error_outputs(request.request_id, set(range(request.params.n)), wrapped))
 
     def _abort(self, request_id: str) -> None:
         with self._lock:
@@ -115,7 +121,17 @@ class Worker:
         self._llm.abort(request_id)
 
     def _send(self) -> None:
-        """Whatever the engine has given since the last frame goes out as one."""
+        """Whatever the engine has given since the last frame goes out as one. Nobody would hear
+        anything without this thread, so the process ends with it."""
+        try:
+            self._send_frames()
+        except OSError:  # the parent is gone
+            pass
+        except Exception:
+            logger.exception("the engine's outputs")
+        os._exit(1)
+
+    def _send_frames(self) -> None:
         while True:
             groups: list[Group] = []
             with contextlib.suppress(queue.Empty):
@@ -123,11 +139,8 @@ class Worker:
                 while group is not None:
                     groups.append(group)
                     group = self._groups.get_nowait()
-            try:
-                frame = (groups, astuple(self._llm.stats()), self._llm.is_alive)
-                self._sock.sendall(encode(frame))
-            except OSError:
-                os._exit(1)  # the parent is gone
+            frame = (groups, astuple(self._llm.stats()), self._llm.is_alive)
+            self._sock.sendall(encode(frame))
 
 
 def describe(llm: Any) -> dict[str, Any]:

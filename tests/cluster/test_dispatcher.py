@@ -357,8 +357,8 @@ def test_a_request_goes_with_its_age() -> None:
     dispatcher.add(old)
     slot.is_leaving = False
     dispatcher.bring_up(slot)
-    name, ticket, frame, age_s = slot.actor.calls[0]
-    assert (name, ticket, frame) == ("submit", old.ticket, b"")
+    name, ticket, frame, age_s, count = slot.actor.calls[0]
+    assert (name, ticket, frame, count) == ("submit", old.ticket, b"", 1)
     assert 100.0 <= age_s < 100.0 + PATIENCE_S
 
 

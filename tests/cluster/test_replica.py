@@ -56,7 +56,7 @@ def test_the_age_of_a_request_is_taken_for_its_own_clock(llm: ScriptedLLM) -> No
     async def run() -> None:
         replica = Replica(EngineConfig(model="x"), lambda _: llm)
         assert (await replica.load())[0] == "loaded"
-        await replica.submit("t0", frame(arrival=1e12), 100.0)
+        await replica.submit("t0", frame(arrival=1e12), 100.0, 1)
         await outputs_of(replica, "t0")
 
     asyncio.run(run())
@@ -74,10 +74,10 @@ def test_a_slow_grammar_holds_nobody_up(llm: ScriptedLLM, monkeypatch: Any) -> N
     async def run() -> None:
         replica = Replica(EngineConfig(model="x"), lambda _: llm)
         await replica.load()
-        slow = asyncio.create_task(replica.submit("slow", frame(spec), 0.0))
-        left = asyncio.create_task(replica.submit("left", frame(spec), 0.0))
+        slow = asyncio.create_task(replica.submit("slow", frame(spec), 0.0, 1))
+        left = asyncio.create_task(replica.submit("left", frame(spec), 0.0, 1))
         await asyncio.sleep(0)
-        await replica.submit("quick", frame(), 0.0)
+        await replica.submit("quick", frame(), 0.0, 1)
         await outputs_of(replica, "quick")
         await replica.abort("left")
         gate.set()
@@ -97,7 +97,7 @@ def test_whatever_a_grammar_raises_is_told(llm: ScriptedLLM, monkeypatch: Any) -
     async def run() -> list[tuple[Any, ...]]:
         replica = Replica(EngineConfig(model="x"), lambda _: llm)
         await replica.load()
-        await replica.submit("t0", frame(GrammarSpec("{}")), 0.0)
+        await replica.submit("t0", frame(GrammarSpec("{}")), 0.0, 1)
         return await outputs_of(replica, "t0")
 
     (packed,) = asyncio.run(run())
@@ -105,6 +105,20 @@ def test_whatever_a_grammar_raises_is_told(llm: ScriptedLLM, monkeypatch: Any) -
     assert output.finish_reason is FinishReason.ERROR
     assert output.error is not None
     assert "a bug" in output.error
+
+
+def test_a_request_that_cannot_be_read_is_told(llm: ScriptedLLM) -> None:
+    """Ray would keep it to itself, and whoever asked would wait for ever."""
+
+    async def run() -> list[tuple[Any, ...]]:
+        replica = Replica(EngineConfig(model="x"), lambda _: llm)
+        await replica.load()
+        await replica.submit("t0", b"of another version", 0.0, 3)
+        return await outputs_of(replica, "t0")
+
+    outputs = [unpack_output("t0", packed) for packed in asyncio.run(run())]
+    assert [output.index for output in outputs] == [0, 1, 2]
+    assert all(output.error and "could not be added" in output.error for output in outputs)
 
 
 def test_what_loading_raises_crosses_as_its_name() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nvcli.cluster import replicated_engine
 from nvcli.cluster.replicated_engine import ReplicatedEngine
 from nvcli.cluster.runtime import ClusterError
 from nvcli.engine.engine import Request
@@ -87,6 +88,44 @@ def test_a_replica_that_gives_errors_is_started_again(
     assert sum("was lost" in note for note in notes) == 1
     check(ask(engine, prompts := prompts_of(40)), prompts)
     assert engine.num_up == 2
+
+
+def test_a_replica_that_ends_each_time_it_loads_is_given_up(
+    make: Callable[..., ReplicatedEngine], tmp_path: Path
+) -> None:
+    """What waits for the last one ends with an error; Ray would start it for ever."""
+    notes: list[str] = []
+    weights = tmp_path / "weights.json"
+    weights.write_text("{}")
+    engine = make(1, notes, weights=str(weights))
+    weights.write_text('{"dies": true}')
+    ray.kill(engine.dispatcher.slots[0].actor, no_restart=False)
+    until(lambda: engine.num_up == 0)
+    (output,) = ask(engine, prompts_of(1))
+    assert output.finish_reason is FinishReason.ERROR
+    assert output.error is not None
+    assert output.error.startswith("every replica is lost: a replica ended while loading: ")
+    assert notes[-1].startswith("replica 1 does not come back: a replica ended while loading: ")
+    with pytest.raises(EngineClosedError, match="every replica is lost"):
+        ask(engine, prompts_of(1))
+
+
+def test_a_replica_without_room_is_waited_for(
+    make: Callable[..., ReplicatedEngine], cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And somebody is told."""
+    monkeypatch.setattr(replicated_engine, "WAITING_S", 0.1)
+    notes: list[str] = []
+    node = cluster.add_node(num_cpus=1)
+    engine = make(4, notes)
+    cluster.remove_node(node, allow_graceful=False)
+    until(lambda: any("waits for room in Ray" in note for note in notes))
+    assert engine.num_up == 3
+    again = cluster.add_node(num_cpus=1)
+    until(lambda: engine.num_up == 4)
+    check(ask(engine, prompts := prompts_of(40)), prompts)
+    engine.close()
+    cluster.remove_node(again)
 
 
 def test_a_poisoned_request_ends_alone(make: Callable[..., ReplicatedEngine]) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from nvcli.cluster import reaper, runtime
+from nvcli import __version__
+from nvcli.cluster import actors, reaper, runtime
 from nvcli.cluster.runtime import ClusterError, connect, require_ray, resources_of
 from nvcli.config import EngineConfig
 from nvcli.errors import UsageError
@@ -95,6 +96,14 @@ def test_a_cluster_of_ours_has_a_token_of_its_own(
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     assert connect("auto")
     assert "RAY_AUTH_TOKEN" not in os.environ  # that of the cluster is in the home folder
+
+
+def test_every_replica_has_our_version() -> None:
+    actors.check_version(__version__)
+    for version, told in (("0.0.1", "a replica runs nvcli 0.0.1, "), (None, "another version, ")):
+        with pytest.raises(ClusterError, match=told) as caught:
+            actors.check_version(version)
+        assert caught.value.message.endswith(f"here it is {__version__}")
 
 
 NODE = {"CPU": 4.0, "GPU": 4.0}

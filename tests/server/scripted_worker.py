@@ -1,6 +1,7 @@
 """The engine's process over a scripted engine.
 
-`config.model` is JSON: `answer`, `delay_s`, `error`, `gate`: a file that each grammar waits for.
+`config.model` is JSON: `answer`, `delay_s`, `error`, `gate`: a file that each grammar waits for,
+`bug`: `submit` fails with each request, or `stats` from the first one on.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from nvcli.config import EngineConfig
 from nvcli.errors import ModelNotFoundError
@@ -29,7 +31,22 @@ def load(config: EngineConfig) -> ScriptedLLM:
     if "gate" in options:
         gate = Path(options["gate"])
         llm.compile_grammar = lambda spec: until(gate.exists) and None  # type: ignore
+    if "bug" in options:
+        add_bug(llm, options["bug"])
     return llm
+
+
+def add_bug(llm: ScriptedLLM, where: str) -> None:
+    submit = llm.submit
+
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    def submit_once(request: Any, sink: Any) -> None:
+        llm.stats = broken  # type: ignore[method-assign]
+        submit(request, sink)
+
+    llm.submit = broken if where == "submit" else submit_once  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -348,6 +348,16 @@ def test_a_dead_engine_is_a_503(serve: Serve) -> None:
     check_error(served.post(CHAT, DEFAULTS), 503)
 
 
+def test_while_every_replica_is_lost_health_is_a_503(serve: Serve) -> None:
+    """A request would wait until one is back, however long that takes."""
+    served = serve("x")
+    served.llm.num_up = 1
+    assert served.client.get("/health").status_code == 200
+    served.llm.num_up = 0
+    check_error(served.client.get("/health"), 503, "not_ready")
+    assert served.chat()["choices"]
+
+
 def test_a_step_that_fails_is_a_500_for_its_request_only(serve: Serve) -> None:
     served = serve(
         "Hello!", fail_when=lambda plan: any(row.seq.params.seed == 7 for row in plan.rows)

@@ -176,6 +176,25 @@ def test_a_slow_grammar_holds_nobody_up(tmp_path: Path) -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "json_object"}}])
+def test_a_bug_where_a_request_is_added_ends_that_request(start: Start, fields: Any) -> None:
+    """One with a grammar is added in a thread that nobody listens to."""
+    served = start(bug="submit")
+    response = served.post(CHAT, {**DEFAULTS, **fields})
+    assert response.status_code == 500
+    assert "a bug" in response.json()["error"]["message"]
+    assert served.client.get("/health").status_code == 200
+
+
+def test_a_bug_where_outputs_are_sent_ends_the_process(start: Start) -> None:
+    """Or every request would wait for ever."""
+    served = start("x" * 400, bug="stats")
+    response = served.post(CHAT, DEFAULTS)
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "engine_closed"
+    assert served.client.get("/health").status_code == 503
+
+
 def test_a_killed_engine_ends_requests_and_health(start: Start) -> None:
     served = start("x" * 400, delay_s=0.2)
     text = ""
