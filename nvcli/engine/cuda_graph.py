@@ -361,6 +361,8 @@ def _brought_blocks(plan: StepPlan, block_size: int) -> dict[int, int] | None:
     """
     if plan.slot_inits or plan.token_writes:
         return None
+    if not plan.block_writes:
+        return {}
     found = {slot: (entry, block) for slot, entry, block in plan.block_writes}
     if len(found) < len(plan.block_writes):
         return None

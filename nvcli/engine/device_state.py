@@ -128,6 +128,7 @@ class DeviceState:
         self.counts: Tensor | None = None  # [S, V] int32, output tokens
         self.prompt_seen: Tensor | None = None  # [S, V] bool
         self.logit_bias: Tensor | None = None  # [S, V] float32, -inf where a token is forbidden
+        self.penalty_slots: set[int] = set()
         self.version = 0  # changes whenever a slot gets a new owner
         self.staging = Staging(device)
 
@@ -269,6 +270,7 @@ class DeviceState:
             fits_kernel=features.fits_kernel,
         )
         self.slots[slot] = info
+        (self.penalty_slots.add if info.has_penalties else self.penalty_slots.discard)(slot)
         if info.has_penalties:
             counts, seen = self._count_tables()
             counts[slot] = 0

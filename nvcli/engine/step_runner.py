@@ -167,9 +167,10 @@ class StepRunner:
     def _logprobs(self, ticket: RunnerTicket, logits: Tensor, sampled: Tensor) -> list[Tensor]:
         """Log-probabilities of the samples that want them, packed and flat."""
         wanted: list[int] = []
-        for index, row in enumerate(ticket.sample_rows):
-            k = ticket.plan.rows[row].seq.params.logprobs
-            if k is not None and ticket.plan.rows[row].samples:
+        rows = ticket.plan.rows
+        for index, i in enumerate(ticket.sample_rows):
+            k = rows[i].seq.params.logprobs
+            if k is not None and rows[i].samples:
                 wanted.append(index)
                 ticket.logprob_k = max(ticket.logprob_k, k)
         if not wanted:

@@ -39,6 +39,8 @@ class StepSampler:
         """Before the kernel: it will count the samples of rows with penalties, and one that
         replaces another must not be counted beside it.
         """
+        if not self.state.penalty_slots:
+            return  # nearly always
         for row in plan.rows:
             info = self.state.slots[row.slot]
             assert info is not None, f"slot {row.slot} has no owner"
