@@ -7,9 +7,9 @@ the same widths, which depend on that row's parameters alone. So a row's token d
 what else is in the batch. Groups are kept as long as the same slots sample step after step.
 
 Order: repetition, frequency and presence penalty, bias with allowed and bad tokens, bad words,
-min_tokens, grammar; then greedy (argmax, lowest id on a tie), or temperature, top_k, top_p, min_p
-and Gumbel-max: argmax(logits / temperature + noise(seed, position, token id)), which draws from
-the softmax of what the filters left.
+min_tokens, grammar; then greedy (argmax, lowest id on a tie), or temperature, a draw from the
+softmax by the noise of (seed, position, token id), and what top_k, top_p and min_p say to it: where
+they have dropped the token, one more draw from what they left (`kernels.noise`).
 
 Logits are only read; a group that changes them works on its own copy. Ids from `vocab_size` up
 (padding of the head) are cut off first and can never be sampled. Where the masks of a row forbid
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nvcli.engine.device_state import F, I
-from nvcli.kernels.noise import gumbel_noise, noise_keys
+from nvcli.kernels.noise import AGAIN, GROUP, GROUPS, gumbel_noise, noise_keys
 
 if TYPE_CHECKING:
     from nvcli.engine.device_state import DeviceState, SlotInfo, StepInputs
@@ -68,7 +68,7 @@ class GroupKey(NamedTuple):
     @property
     def needs_whole_rows(self) -> bool:
         """Whether it makes float rows as wide as the vocabulary."""
-        return self.changes_logits or (not self.is_greedy and self.width <= WHOLE)
+        return self.changes_logits or not self.is_greedy
 
 
 def group_key(info: SlotInfo, vocab_size: int) -> GroupKey:
@@ -148,7 +148,33 @@ def top_candidates(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return logits.gather(1, best).float(), best
 
 
-# --- one row's filters ---------------------------------------------------------------------------
+# --- draws and filters ---------------------------------------------------------------------------
+
+
+def draw(y: Tensor, keys: Tensor) -> Tensor:
+    """Ids drawn from softmax(y): a group of GROUP ids, then the id in it, as `kernels.noise` says.
+
+    y: [r, v] float32; keys: [r] int64 -> [r] int64.
+    """
+    in_groups = torch.nn.functional.pad(y, (0, -y.shape[1] % GROUP), value=-torch.inf)
+    in_groups = in_groups.reshape(y.shape[0], -1, GROUP)  # [r, G, GROUP]
+    groups = torch.arange(in_groups.shape[1], device=y.device)
+    scores = in_groups.logsumexp(2).add_(gumbel_noise(keys, GROUPS + groups))  # [r, G]
+    group = scores.argmax(1, keepdim=True)  # [r, 1]
+    ids = group * GROUP + torch.arange(GROUP, device=y.device)  # [r, GROUP]
+    inside = in_groups.gather(1, group[:, :, None].expand(-1, -1, GROUP))[:, 0]
+    best = (inside + gumbel_noise(keys, ids)).argmax(1, keepdim=True)
+    return ids.gather(1, best)[:, 0]
+
+
+def draw_from_left(drawn: Tensor, y: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
+    """What was drawn from all where the filters left it, and elsewhere a second draw.
+
+    drawn, keys: [r] int64; y: [r, K] float32, -inf where dropped; ids: [r, K] int64 -> [r] int64.
+    """
+    is_left = ((ids == drawn[:, None]) & (y > -torch.inf)).any(1)  # [r]
+    best = (y + gumbel_noise(keys, AGAIN + ids)).argmax(1, keepdim=True)
+    return torch.where(is_left, drawn, ids.gather(1, best)[:, 0])
 
 
 def scale(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -264,24 +290,28 @@ class Sampler:
         return sampled
 
     def _draw(self, group: Group, logits: Tensor, seeds: Tensor) -> Tensor:
-        """Temperature, filters and Gumbel-max.  logits: [r, v] -> [r] int64."""
+        """Temperature, the draw and filters.  logits: [r, v] -> [r] int64."""
         key, params_f, top_p = group.key, group.params_f, group.top_p
         temperature, min_p = params_f[:, F.TEMPERATURE], params_f[:, F.MIN_P]
         top_k = group.params_i[:, I.TOP_K]
+        y = scale(logits.float(), temperature)  # [r, v]
+        drawn = draw(y, seeds)
         if key.width > WHOLE:
             values, ids = top_candidates(logits, key.width)
             y = filter_sorted(scale(values, temperature), top_k, top_p, min_p)
+        elif key.width == NUCLEUS:
+            y, ids = self._filter_nucleus(y, top_k, top_p, min_p)
+        elif key.width == SORTED:
+            y, ids = y.sort(dim=1, descending=True, stable=True)
+            y = filter_sorted(y, top_k, top_p, min_p)
+        elif key.has_min_p:
+            y, ids = (
+                y.masked_fill_(y < min_p.log()[:, None], -torch.inf),
+                self._all_ids.expand_as(y),
+            )
         else:
-            y, ids = scale(logits.float(), temperature), self._all_ids  # [r, v], [v]
-            if key.width == NUCLEUS:
-                y, ids = self._filter_nucleus(y, top_k, top_p, min_p)
-            elif key.width == SORTED:
-                y, ids = y.sort(dim=1, descending=True, stable=True)
-                y = filter_sorted(y, top_k, top_p, min_p)
-            elif key.has_min_p:
-                y.masked_fill_(y < min_p.log()[:, None], -torch.inf)
-        best = y.add_(gumbel_noise(seeds, ids)).argmax(1)  # [r]
-        return best if key.width == WHOLE else ids.gather(1, best[:, None])[:, 0]
+            return drawn
+        return draw_from_left(drawn, y, ids, seeds)
 
     def _filter_nucleus(
         self, y: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor

@@ -19,6 +19,18 @@ of 32 bits, a third of the instructions, for there are as many as the vocabulary
     uniform(bits)        = min((float32(bits) + 0.5) * 2**-32, 1 - 2**-24)
     gumbel(uniform)      = -log(-log1p(-uniform))
 
+A draw from weights exp(y) takes the group of GROUP ids first, then the id within it:
+
+    group = argmax over g of   log(sum of exp(y) over the group) + gumbel(GROUPS + g)
+    token = argmax over the group's ids of                     y + gumbel(id)
+
+Both are Gumbel-max, so each is a draw from a softmax, and their product is the whole one. Numbers
+are made for a 64th of the tokens, and adding up exp(y) takes a fifth of the instructions of one.
+Where filters have dropped the token, what they left is drawn from once more, with numbers of its
+own: argmax of y + gumbel(AGAIN + id). Given that the first is dropped, that is a draw from what is
+left; given that it is not, so is the first. So a filter changes a draw only if it dropped it, and
+nobody has to know what is left before most tokens are drawn.
+
 So the uniforms are exact in integers and one float32 rounding, and any kernel can give the same
 ones bit by bit. The large values of a Gumbel variable, which decide an argmax, come from small
 uniforms, where float32 is finest: steps of 2**-32, values up to 22.8.
@@ -31,6 +43,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+GROUP = 64  # ids drawn from as one
+GROUPS = 1 << 30  # counters of groups, and of second draws: apart from those of tokens
+AGAIN = 1 << 29
 
 _WRAP = 1 << 64
 

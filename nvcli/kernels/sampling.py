@@ -1,21 +1,19 @@
 """Triton kernels: one token a row from 16-bit logits, without a sort and without float32 copies.
 
-Greedy rows take the argmax. Random rows take argmax((logit - max) / temperature + noise), the noise
-of `noise.py` bit by bit up to its logarithms, which draws from the softmax of what the filters
-leave. Penalties, biases and masked ids are applied to logits as they are read.
+A token is drawn as `noise.py` says: a group of 64 ids, then the id. Greedy rows take the group with
+the greatest maximum, and its first greatest id. Penalties, biases and masked ids are applied to
+logits as they are read.
 
-    _scan_kernel     chunk -> its maximum, and its best perturbed logit with its id; where top_k is
-                     at most MAX_TOP_K, the maximum of every group of GROUP ids instead
+    _scan_kernel     group -> its maximum, and for random rows the sum of exp((x - maximum) / T)
     _finish_kernel   row   -> the token, written to `out` and to `tokens[slot, position]`
 
-Small top_k: the k best lie in the k groups with the greatest maxima, so those alone are read again;
-top_p and min_p are applied to the k. Other filters: the best perturbed logit is drawn from the
-whole softmax, so it lies in what top_p leaves with a chance of at least top_p. One more pass tells,
-by the mass and the number of the tokens before it. If it does not, everything from it down is out,
-and the best of the rest is next: that is the best of what the filter leaves, however many passes it
-takes.
+Filters come after the draw, which they seldom change. Small top_k: the k best lie in the k groups
+with the greatest maxima, so those alone are read again; top_p and min_p are applied to the k. Other
+filters: one more pass tells, by the mass and the number of the tokens before it, whether the token
+is left. If it is not, everything from it down is out, and the best of the rest by other noise is
+next: that is the best of what the filter leaves, however many passes it takes.
 
-A row's result depends on the row alone: chunks have a fixed width, and sums a fixed order.
+A row's result depends on the row alone: groups have a fixed width, and sums a fixed order.
 """
 
 from __future__ import annotations
@@ -28,14 +26,15 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels.launch import launch_options
-from nvcli.kernels.sampling_draw import of_all, of_the_best
-from nvcli.kernels.sampling_parts import changed, gumbel, row_key
+from nvcli.kernels.noise import GROUP
+from nvcli.kernels.sampling_draw import of_all, of_the_best, unfiltered
+from nvcli.kernels.sampling_parts import changed, exp2, row_key
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 4096
-GROUP = 64
+CHUNK = 4096  # ids a program of the scan holds at once
+PART = 512  # groups that the last kernel holds at once
 TILE = 4096  # of a pass over a whole row by one program
 CHUNKS_A_PROGRAM = 4  # of the scan, with so many rows that there are programs enough
 MANY_ROWS = 16
@@ -53,11 +52,6 @@ class Tables:
     masked_ids: Tensor  # [S, M] int32, masked until min_tokens
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _is_small(top_k, temperature, K: tl.constexpr):  # type: ignore[no-untyped-def]
-    return (temperature > 0) & (top_k > 0) & (top_k <= K)
-
-
 @triton.jit
 def _top_k(params_i, vocab_size):  # type: ignore[no-untyped-def]
     k = tl.load(params_i).to(tl.int32)
@@ -72,9 +66,9 @@ def _num_masked(params_i, position):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _inverse(temperature):  # type: ignore[no-untyped-def]
-    """Finite, so that the best logit stays 0 at any temperature."""
-    return tl.minimum(1.0 / temperature, 3.0e38)
+def _inverse(temperature, unit):  # type: ignore[no-untyped-def]
+    """unit / temperature; finite, so that the best logit stays 0 at any temperature."""
+    return tl.minimum(unit / temperature, 3.0e38)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -90,18 +84,16 @@ def _scan_kernel(  # type: ignore[no-untyped-def]
     seen_ptr,  # [S, V] int8
     bias_ptr,  # [S, V] float32
     masked_ptr,  # [S, M] int32
-    maxima_ptr,  # [B, C] float32
-    best_ptr,  # [B, C] float32
-    ids_ptr,  # [B, C] int32
-    groups_ptr,  # [B, C * CHUNK / GROUP] float32
+    maxima_ptr,  # [B, G] float32
+    masses_ptr,  # [B, G] float32
     logits_row_stride,
     table_row_stride,
     vocab_size,
-    num_chunks,
+    width,
+    num_groups,
     CHUNK: tl.constexpr,
     PER: tl.constexpr,
     GROUP: tl.constexpr,
-    K: tl.constexpr,
     M: tl.constexpr,
     TABLES: tl.constexpr,
     PDL: tl.constexpr,
@@ -117,20 +109,18 @@ def _scan_kernel(  # type: ignore[no-untyped-def]
     group = tl.arange(0, NUM_GROUPS)
     lane = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     ids = first * CHUNK + lane
-    following = tl.load(row_ptr + ids, mask=ids < vocab_size, other=-float("inf"))
+    following = tl.load(row_ptr + ids, mask=ids < width, other=-float("inf"))
     slot = tl.load(slots_ptr + row)
     if slot < 0:
         return
     params_i = params_i_ptr + slot * 8
     temperature = tl.load(params_f_ptr + slot * 8).to(tl.float32)
-    position = tl.load(positions_ptr + row)
-    key = row_key(tl.load(params_i + 1), position)
-    is_small = _is_small(_top_k(params_i, vocab_size), temperature, K)
+    inverse = _inverse(temperature, 1.4426950408889634)  # for powers of two
     flags = tl.zeros((), tl.int64)
     num_masked = tl.zeros((), tl.int32)
     if TABLES:
         flags = tl.load(params_i + 4)
-        num_masked = _num_masked(params_i, position)
+        num_masked = _num_masked(params_i, tl.load(positions_ptr + row))
     row_of = (
         row_ptr,
         vocab_size,
@@ -143,33 +133,30 @@ def _scan_kernel(  # type: ignore[no-untyped-def]
         bias_ptr,
         masked_ptr,
         table_row_stride,
+        width,
     )
 
-    # 2. Chunk by chunk, the next one on its way: group maxima, or the chunk's best.
+    # 2. Chunk by chunk, the next one on its way.
     for i in tl.static_range(PER):
-        chunk = first + i
-        ids = chunk * CHUNK + lane
+        start = (first + i) * CHUNK
+        ids = start + lane
         x = following.to(tl.float32)
         if i + 1 < PER:
             more = ids + CHUNK
-            following = tl.load(row_ptr + more, mask=more < vocab_size, other=-float("inf"))
+            following = tl.load(row_ptr + more, mask=more < width, other=-float("inf"))
+        if start + CHUNK > vocab_size:
+            x = tl.where(ids < vocab_size, x, -float("inf"))
         if TABLES:  # noqa: SIM102 - one is decided when it is compiled, the other when it runs
             if (flags != 0) | (num_masked > 0):
-                x = changed(x, ids, ids < vocab_size, row_of, M)
-        if chunk < num_chunks:
-            maxima = tl.max(x, axis=1)
-            at = row * num_chunks + chunk
-            if is_small:
-                tl.store(groups_ptr + at * NUM_GROUPS + group, maxima)
-            else:
-                top = tl.maximum(tl.max(maxima, axis=0), -3.0e38)
-                if temperature > 0:
-                    x = (x - top) * _inverse(temperature) + gumbel(key, ids)
-                best = tl.max(tl.max(x, axis=1), axis=0)
-                found = tl.where(x == best, ids, 0x7FFFFFFF)
-                tl.store(maxima_ptr + at, top)
-                tl.store(best_ptr + at, best)
-                tl.store(ids_ptr + at, tl.min(tl.min(found, axis=1), axis=0))
+                x = changed(x, ids, ids < width, row_of, M)
+        maxima = tl.max(x, axis=1)
+        of_row = start // GROUP + group
+        at = row * num_groups + of_row
+        tl.store(maxima_ptr + at, maxima, mask=of_row < num_groups)
+        if temperature > 0:
+            top = tl.maximum(maxima, -3.0e38)
+            mass = tl.sum(exp2((x - top[:, None]) * inverse), axis=1)
+            tl.store(masses_ptr + at, mass, mask=of_row < num_groups)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -185,10 +172,8 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     seen_ptr,  # [S, V] int8
     bias_ptr,  # [S, V] float32
     masked_ptr,  # [S, M] int32
-    maxima_ptr,  # [B, C] float32
-    best_ptr,  # [B, C] float32
-    ids_ptr,  # [B, C] int32
-    groups_ptr,  # [B, C * CHUNK / GROUP] float32
+    maxima_ptr,  # [B, G] float32
+    masses_ptr,  # [B, G] float32
     list_ptr,  # [B, K] int32, scratch
     values_ptr,  # [B, K] float32, scratch
     tokens_ptr,  # [S, L] int32
@@ -197,9 +182,10 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     table_row_stride,
     tokens_row_stride,
     vocab_size,
-    num_chunks,
+    width,
     num_groups,
-    C_POW2: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
     GROUPS_POW2: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
@@ -221,7 +207,7 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     params_i = params_i_ptr + slot * 8
     params_f = params_f_ptr + slot * 8
     temperature = tl.load(params_f).to(tl.float32)
-    inverse = _inverse(temperature)
+    inverse = _inverse(temperature, 1.0)
     top_k = _top_k(params_i, vocab_size)
     top_p = tl.load(params_f + 1)
     log_min_p = tl.log(tl.load(params_f + 2).to(tl.float32))
@@ -244,47 +230,57 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
         bias_ptr,
         masked_ptr,
         table_row_stride,
+        width,
     )
-    token = tl.zeros((), tl.int32)
-    score = tl.zeros((), tl.float32)
-    if _is_small(top_k, temperature, K):
-        score, token = of_the_best(
-            top_k,
-            top_p,
-            log_min_p,
-            inverse,
-            tl.where(flags != 0, 0, LOW),
-            key,
-            groups_ptr + row * num_groups,
-            list_ptr + row * K,
-            values_ptr + row * K,
-            num_groups,
-            row_of,
-            GROUPS_POW2,
-            GROUP,
-            K,
-            M,
-            TABLES,
-        )
-    else:
-        at = row * num_chunks
-        score, token = of_all(
-            temperature,
-            top_k,
-            top_p,
-            log_min_p,
-            inverse,
-            key,
-            maxima_ptr + at,
-            best_ptr + at,
-            ids_ptr + at,
-            num_chunks,
-            row_of,
-            C_POW2,
-            M,
-            TABLES,
-            TILE,
-        )
+    score, token, peak = unfiltered(
+        temperature,
+        inverse,
+        key,
+        maxima_ptr + row * num_groups,
+        masses_ptr + row * num_groups,
+        num_groups,
+        row_of,
+        PARTS,
+        PART,
+        GROUP,
+        M,
+        TABLES,
+    )
+    if (temperature > 0) & (score > -float("inf")):
+        if (top_k > 0) & (top_k <= K):
+            token = of_the_best(
+                token,
+                top_k,
+                top_p,
+                log_min_p,
+                inverse,
+                tl.where(flags != 0, 0, LOW),
+                key,
+                maxima_ptr + row * num_groups,
+                list_ptr + row * K,
+                values_ptr + row * K,
+                num_groups,
+                row_of,
+                GROUPS_POW2,
+                GROUP,
+                K,
+                M,
+                TABLES,
+            )
+        elif (top_p < 1) | (log_min_p > -float("inf")) | (top_k > 0):
+            token = of_all(
+                token,
+                peak,
+                top_k,
+                top_p,
+                log_min_p,
+                inverse,
+                key,
+                row_of,
+                M,
+                TABLES,
+                TILE,
+            )
     # Where masks forbid everything, nothing is sampled; a step already launched reads id 0.
     token = tl.where(score > -float("inf"), token, -1)
     tl.store(out_ptr + row, token)
@@ -327,14 +323,13 @@ def sample(
     assert params_f.is_contiguous(), "parameters must be contiguous"
     assert params_i.is_contiguous(), "parameters must be contiguous"
     device = logits.device
-    num_chunks = triton.cdiv(vocab_size, CHUNK)
-    num_groups = num_chunks * (CHUNK // GROUP)
+    width = logits.shape[1]
+    num_groups = triton.cdiv(vocab_size, GROUP)
 
     def empty(width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty((num_rows, width), dtype=dtype, device=device)
 
-    maxima, best, groups = empty(num_chunks), empty(num_chunks), empty(num_groups)
-    ids = empty(num_chunks, torch.int32)
+    maxima, masses = empty(num_groups), empty(num_groups)
     if tables is None:
         counts = seen = bias = masked = logits
         stride = 0
@@ -344,9 +339,10 @@ def sample(
         stride = counts.stride(0)
         assert stride == seen.stride(0) == bias.stride(0), "tables differ in layout"
         assert counts.stride(1) == seen.stride(1) == bias.stride(1) == 1, "V must be contiguous"
+        assert counts.shape[1] >= width, "tables must be as wide as the logits"
         assert masked.is_contiguous(), "masked ids must be contiguous"
     per = CHUNKS_A_PROGRAM if num_rows >= MANY_ROWS else 1
-    _scan_kernel[(triton.cdiv(num_chunks, per), num_rows)](
+    _scan_kernel[(triton.cdiv(vocab_size, CHUNK * per), num_rows)](
         logits,
         slots,
         positions,
@@ -357,17 +353,15 @@ def sample(
         bias,
         masked,
         maxima,
-        best,
-        ids,
-        groups,
+        masses,
         logits.stride(0),
         stride,
         vocab_size,
-        num_chunks,
+        width,
+        num_groups,
         CHUNK=CHUNK,
         PER=per,
         GROUP=GROUP,
-        K=MAX_TOP_K,
         M=masked.shape[1],
         TABLES=tables is not None,
         **launch_options(device, num_warps=8),
@@ -383,9 +377,7 @@ def sample(
         bias,
         masked,
         maxima,
-        best,
-        ids,
-        groups,
+        masses,
         empty(MAX_TOP_K, torch.int32),
         empty(MAX_TOP_K),
         tokens,
@@ -394,9 +386,10 @@ def sample(
         stride,
         tokens.stride(0),
         vocab_size,
-        num_chunks,
+        width,
         num_groups,
-        C_POW2=triton.next_power_of_2(num_chunks),
+        PARTS=triton.cdiv(num_groups, PART),
+        PART=PART,
         GROUPS_POW2=triton.next_power_of_2(num_groups),
         GROUP=GROUP,
         TILE=min(TILE, triton.next_power_of_2(vocab_size)),

@@ -1,4 +1,6 @@
-"""One row's token, once its chunks are scanned: the two ways of `sampling`'s last kernel."""
+"""One row's token, once its groups are scanned: a draw from the whole row, or its best; then what
+the filters say to it.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,77 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels.sampling_parts import (
+    AGAIN,
+    GROUPS,
     best_before,
     choose,
     gumbel,
     kth_largest,
     kth_place,
     load_row,
+    log,
     mass_before,
     ordered,
     place_of,
 )
 
+_NO_ID = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def unfiltered(  # type: ignore[no-untyped-def]
+    temperature,
+    inverse,
+    key,
+    maxima_ptr,  # [G] float32, the row's
+    masses_ptr,  # [G] float32, the same: of exp((x - maximum) * inverse), for random rows
+    num_groups,
+    row_of,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    GROUP: tl.constexpr,
+    M: tl.constexpr,
+    TABLES: tl.constexpr,
+):
+    """(score, id, the row's maximum) of a row without filters. Score: that of the id's group, -inf
+    where nothing can be sampled.
+    """
+    # 1. The row's maximum; PART groups at a time.
+    lane = tl.arange(0, PART)
+    top = tl.full((PART,), -3.0e38, tl.float32)
+    for i in tl.static_range(PARTS):
+        is_group = i * PART + lane < num_groups
+        maxima = tl.load(maxima_ptr + i * PART + lane, mask=is_group, other=-float("inf"))
+        top = tl.maximum(top, maxima)
+    peak = tl.max(top, axis=0)
+
+    # 2. The best group, the first among equals.
+    best = tl.full((PART,), -float("inf"), tl.float32)
+    found = tl.zeros((PART,), tl.int32)
+    for i in tl.static_range(PARTS):
+        group = i * PART + lane
+        is_group = group < num_groups
+        scores = tl.load(maxima_ptr + group, mask=is_group, other=-float("inf"))
+        if temperature > 0:
+            mass = tl.load(masses_ptr + group, mask=is_group, other=0.0)
+            scores = (scores - peak) * inverse + log(mass) + gumbel(key, GROUPS + group)
+        found = tl.where(scores > best, group, found)
+        best = tl.maximum(best, scores)
+    score = tl.max(best, axis=0)
+    winner = tl.min(tl.where(best == score, found, num_groups - 1), axis=0)
+
+    # 3. The best id of it, the first among equals.
+    ids = winner * GROUP + tl.arange(0, GROUP)
+    y = load_row(ids, row_of, M, TABLES)
+    if temperature > 0:
+        y = (y - peak) * inverse + gumbel(key, ids)
+    token = tl.min(tl.where(y == tl.max(y, axis=0), ids, _NO_ID), axis=0)
+    return score, token, peak
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def of_the_best(  # type: ignore[no-untyped-def]
+    token,
     top_k,
     top_p,
     log_min_p,
@@ -37,7 +96,7 @@ def of_the_best(  # type: ignore[no-untyped-def]
     M: tl.constexpr,
     TABLES: tl.constexpr,
 ):
-    """(score, id) of a row with a small top_k."""
+    """The id of a row with a small top_k; token: what was drawn from all."""
     # 1. The k groups with the greatest maxima, as a list of rising ids.
     g = tl.arange(0, GROUPS_POW2)
     maxima = tl.load(groups_ptr + g, mask=g < num_groups, other=0.0)
@@ -74,63 +133,46 @@ def of_the_best(  # type: ignore[no-untyped-def]
     enough = tl.where(top_p < 1, top_p * tl.sum(weight, axis=0), float("inf"))
     is_kept = is_kept & ((before < enough) | (before == 0))
     y = tl.where(is_kept & (y >= log_min_p), y, -float("inf"))
-    scores = y + gumbel(key, ids)
-    score = tl.max(scores, axis=0)
-    token = tl.min(tl.where(scores == score, ids, 0x7FFFFFFF), axis=0)
-    return score, token
+    is_left = tl.max(tl.where((ids == token) & (y > -float("inf")), 1, 0), axis=0)
+    if is_left == 0:
+        scores = y + gumbel(key, AGAIN + ids)
+        token = tl.min(tl.where(scores == tl.max(scores, axis=0), ids, _NO_ID), axis=0)
+    return token
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def of_all(  # type: ignore[no-untyped-def]
-    temperature,
+    token,
+    peak,
     top_k,
     top_p,
     log_min_p,
     inverse,
     key,
-    maxima_ptr,  # [C] float32, the row's
-    best_ptr,  # [C] float32
-    ids_ptr,  # [C] int32
-    num_chunks,
     row_of,
-    C_POW2: tl.constexpr,
     M: tl.constexpr,
     TABLES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """(score, id) of any other row."""
-    # 1. The best of all chunks.
-    chunk = tl.arange(0, C_POW2)
-    is_chunk = chunk < num_chunks
-    scores = tl.load(best_ptr + chunk, mask=is_chunk, other=-float("inf"))
-    maxima = tl.load(maxima_ptr + chunk, mask=is_chunk, other=-float("inf"))
-    peak = tl.max(maxima, axis=0)
-    if temperature > 0:
-        scores += (maxima - peak) * inverse
-    score = tl.max(scores, axis=0)
-    winner = tl.argmax(scores, axis=0, tie_break_left=True)
-    token = tl.load(ids_ptr + winner)
-    has_filter = (top_p < 1) | (log_min_p > -float("inf")) | (top_k > 0)
-    if (temperature > 0) & has_filter & (score > -float("inf")):
-        # 2. With a large top_k and a top_p: the place of the k-th, as mass counts down to it.
-        last = tl.zeros((), tl.int64)
-        if (top_k > 0) & (top_p < 1):
-            last = kth_place(top_k, row_of, M, TABLES, TILE)
+    """The id of a row with any other filter; token: what was drawn from all."""
+    # 1. With a large top_k and a top_p: the place of the k-th, as mass counts down to it.
+    last = tl.zeros((), tl.int64)
+    if (top_k > 0) & (top_p < 1):
+        last = kth_place(top_k, row_of, M, TABLES, TILE)
 
-        # 3. Is the candidate left by the filters? If not, the best of what stands before it.
-        is_open = score > -float("inf")
-        while is_open:
-            value = tl.max(load_row(token + tl.arange(0, 1), row_of, M, TABLES), axis=0)
-            here = place_of(value, token)
-            is_left = (value - peak) * inverse >= log_min_p
-            if is_left & ((top_p < 1) | (top_k > 0)):
-                before, total, count = mass_before(
-                    here, last, peak, inverse, row_of, M, TABLES, TILE
-                )
-                is_mass_left = (top_p >= 1) | (before < top_p * total)
-                is_rank_left = (top_k <= 0) | (count < top_k)
-                is_left = (is_mass_left & is_rank_left) | (count == 0)
-            if not is_left:
-                score, token = best_before(here, peak, inverse, key, row_of, M, TABLES, TILE)
-            is_open = (not is_left) & (score > -float("inf"))
-    return score, token
+    # 2. Is the token left by the filters? If not, the best of what stands before it.
+    score = tl.zeros((), tl.float32)
+    is_open = top_p == top_p
+    while is_open:
+        value = tl.max(load_row(token + tl.arange(0, 1), row_of, M, TABLES), axis=0)
+        here = place_of(value, token)
+        is_left = (value - peak) * inverse >= log_min_p
+        if is_left & ((top_p < 1) | (top_k > 0)):
+            before, total, count = mass_before(here, last, peak, inverse, row_of, M, TABLES, TILE)
+            is_mass_left = (top_p >= 1) | (before < top_p * total)
+            is_rank_left = (top_k <= 0) | (count < top_k)
+            is_left = (is_mass_left & is_rank_left) | (count == 0)
+        if not is_left:
+            score, token = best_before(here, peak, inverse, key, row_of, M, TABLES, TILE)
+        is_open = (not is_left) & (score > -float("inf"))
+    return token

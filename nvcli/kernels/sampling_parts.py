@@ -23,7 +23,10 @@ ID_BITS = 20
 FLAG_PENALTIES = 1
 FLAG_BIAS = 2
 
-_HAS_FAST_LOG = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")  # which knows no assembly
+# The interpreter knows no assembly.
+_IS_COMPILED = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+GROUPS = tl.constexpr(noise.GROUPS)
+AGAIN = tl.constexpr(noise.AGAIN)
 _GOLDEN = tl.constexpr(noise.GOLDEN)
 _MIX_1 = tl.constexpr(noise.MIX_1)
 _MIX_2 = tl.constexpr(noise.MIX_2)
@@ -68,16 +71,26 @@ def uniform(key, ids):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _log(x):  # type: ignore[no-untyped-def]
+def log(x):  # type: ignore[no-untyped-def]
     """The device's logarithm of a normal number: one instruction and a product, where the library's
     takes thirty. Off by at most 2**-22 of the value, between 1/2 and 2 by 2**-22.
     """
-    if _HAS_FAST_LOG:
+    if _IS_COMPILED:
         log2 = tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
         return log2 * 0.6931471805599453
     return tl.log(x)
+
+
+@triton.jit
+def exp2(x):  # type: ignore[no-untyped-def]
+    """The device's power of two, off by two units at most; 0 instead of what is not normal."""
+    if _IS_COMPILED:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.exp2(x)
 
 
 @triton.jit
@@ -90,24 +103,24 @@ def gumbel(key, ids):  # type: ignore[no-untyped-def]
     series = 1.0 / 3.0 + u * series
     series = 1.0 / 2.0 + u * series
     series = u + u * u * series
-    exponential = tl.where(u < 0.0625, series, -_log(1.0 - u))
-    return -_log(exponential)
+    exponential = tl.where(u < 0.0625, series, -log(1.0 - u))
+    return -log(exponential)
 
 
 # --- a row ---------------------------------------------------------------------------------------
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def changed(x, ids, is_id, row, M: tl.constexpr):  # type: ignore[no-untyped-def]
+def changed(x, ids, is_there, row, M: tl.constexpr):  # type: ignore[no-untyped-def]
     """Penalties, bias and masked ids, in the sampler's order: `Sampler._change_logits`.
 
-    x: [...] float32, the logits of ids; row: as in `load_row`
+    x: [...] float32, the logits of ids; is_there: which ids the tables have; row: as in `load_row`
     """
     slot, flags, num_masked, params_f = row[2], row[3], row[4], row[5]
     at = slot * row[10]
     if (flags & 1) != 0:
-        count = tl.load(row[6] + at + ids, mask=is_id, other=0)
-        seen = tl.load(row[7] + at + ids, mask=is_id, other=0)
+        count = tl.load(row[6] + at + ids, mask=is_there, other=0)
+        seen = tl.load(row[7] + at + ids, mask=is_there, other=0)
         presence = tl.load(params_f + slot * 8 + 3).to(tl.float32)
         frequency = tl.load(params_f + slot * 8 + 4).to(tl.float32)
         repetition = tl.load(params_f + slot * 8 + 5).to(tl.float32)
@@ -117,7 +130,7 @@ def changed(x, ids, is_id, row, M: tl.constexpr):  # type: ignore[no-untyped-def
         x = x - count.to(tl.float32) * frequency
         x = x - tl.where(is_output, presence, 0.0)
     if (flags & 2) != 0:
-        x = x + tl.load(row[8] + at + ids, mask=is_id, other=0.0)
+        x = x + tl.load(row[8] + at + ids, mask=is_there, other=0.0)
     for i in range(num_masked):
         x = tl.where(ids == tl.load(row[9] + slot * M + i), -float("inf"), x)
     return x
@@ -130,13 +143,16 @@ def load_row(ids, row, M: tl.constexpr, TABLES: tl.constexpr):  # type: ignore[n
     ids: [...] int32
     row: what tells a row: (its logits, vocabulary size, slot, flags, how many ids are masked,
          params_f [S, 8], counts [S, V], prompt_seen [S, V], logit_bias [S, V], masked_ids [S, M],
-         stride of the tables)
+         stride of the tables, width of a row)
+
+    What lies between the vocabulary and the row's end is read and put aside: the width is a
+    multiple of 16 where the vocabulary is not, so eight ids are one load.
     """
-    is_id = ids < row[1]
-    x = tl.load(row[0] + ids, mask=is_id, other=-float("inf")).to(tl.float32)
+    is_there = ids < row[11]
+    x = tl.load(row[0] + ids, mask=is_there, other=-float("inf")).to(tl.float32)
     if TABLES:
-        x = changed(x, ids, is_id, row, M)
-    return x
+        x = changed(x, ids, is_there, row, M)
+    return tl.where(ids < row[1], x, -float("inf"))
 
 
 # --- the best of many ----------------------------------------------------------------------------
@@ -222,13 +238,13 @@ def mass_before(  # type: ignore[no-untyped-def]
 def best_before(  # type: ignore[no-untyped-def]
     here, peak, inverse, key, row, M: tl.constexpr, TABLES: tl.constexpr, TILE: tl.constexpr
 ):
-    """(score, id) of the best perturbed logit before `here`; (-inf, 0) where nothing is."""
+    """(score, id) of a second draw from what is before `here`; (-inf, 0) where nothing is."""
     score = tl.full((), -float("inf"), tl.float32)
     token = tl.zeros((), tl.int32)
     for start in range(0, row[1], TILE):
         ids = start + tl.arange(0, TILE)
         x = load_row(ids, row, M, TABLES)
-        scores = (x - peak) * inverse + gumbel(key, ids)
+        scores = (x - peak) * inverse + gumbel(key, AGAIN + ids)
         is_before = (place_of(x, ids) > here) & (ids < row[1])
         scores = tl.where(is_before, scores, -float("inf"))
         best = tl.max(scores, axis=0)

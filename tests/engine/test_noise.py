@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from nvcli.kernels.noise import (
+    AGAIN,
     GOLDEN,
+    GROUP,
+    GROUPS,
     as_int64,
     gumbel_noise,
     hash_ids,
@@ -91,6 +94,19 @@ def test_ids_of_a_row_are_independent(lag: int) -> None:
     keys = noise_keys(torch.arange(1000), torch.full((1000,), 3))
     values = uniforms(keys, torch.arange(2048))
     assert abs(chi2_of_pairs(values[:, :-lag], values[:, lag:])) < 5
+
+
+@pytest.mark.parametrize("first", [GROUPS, AGAIN])
+@pytest.mark.parametrize("place", [0, 1, 63])
+def test_groups_and_second_draws_have_numbers_of_their_own(first: int, place: int) -> None:
+    """A million pairs: beside the number of an id in the group, and beside the id's own."""
+    keys = noise_keys(torch.arange(1000), torch.full((1000,), 3))
+    numbers = torch.arange(1000)
+    values = uniforms(keys, first + numbers)
+    for ids in (numbers, numbers * GROUP + place):
+        assert abs(chi2_of_pairs(values, uniforms(keys, ids))) < 5
+    other = GROUPS + AGAIN - first
+    assert abs(chi2_of_pairs(values, uniforms(keys, other + numbers * GROUP + place))) < 5
 
 
 @pytest.mark.parametrize("shift", [0, 1, 1000])

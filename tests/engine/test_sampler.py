@@ -11,9 +11,18 @@ import torch
 
 from nvcli.engine.device_state import DeviceState, StepInputs
 from nvcli.engine.kv_cache import KVCache, KVCacheSpec
-from nvcli.engine.sampler import Sampler, filter_sorted, group_key, scale, top_candidates
+from nvcli.engine.sampler import (
+    Sampler,
+    draw,
+    draw_from_left,
+    filter_sorted,
+    group_key,
+    scale,
+    top_candidates,
+)
 from nvcli.engine.sequence import Sequence
 from nvcli.engine.step import BlockWrite, Row, SlotInit, StepPlan, TokenWrite
+from nvcli.kernels.noise import GROUPS, gumbel_noise, noise_keys
 from nvcli.types import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -330,6 +339,97 @@ def test_distribution(params: dict[str, Any], expected: list[float], vary: str) 
         else:
             chi2 += (count - draws * share) ** 2 / (draws * share)
     assert chi2 < 18.5  # 3 degrees of freedom, p < 0.0004
+
+
+def chi2_per_degree(counts: torch.Tensor, probs: torch.Tensor) -> float:
+    """In standard deviations; tokens of few expected draws count as one."""
+    expected = counts.sum() * probs
+    is_rare = expected < 10
+    observed = torch.cat((counts[~is_rare], counts[is_rare].sum()[None]))
+    expected = torch.cat((expected[~is_rare], expected[is_rare].sum()[None]))
+    is_used = expected > 0
+    assert observed[~is_used].sum() == 0
+    chi2 = ((observed - expected)[is_used] ** 2 / expected[is_used]).sum().item()
+    degrees = int(is_used.sum()) - 1
+    return (chi2 - degrees) / math.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.5, 6.0])
+def test_draws_over_several_groups_are_the_softmax(spread: float) -> None:
+    """200,000 draws from 333 tokens: five groups and a part of one."""
+    y = spread * torch.randn(333, generator=torch.Generator().manual_seed(1))
+    counts = torch.zeros(333, dtype=torch.float64)
+    for seed in range(5):
+        keys = noise_keys(torch.full((40_000,), seed), torch.arange(40_000))
+        counts += torch.bincount(draw(y.expand(40_000, -1), keys), minlength=333)
+    assert abs(chi2_per_degree(counts, y.double().softmax(0))) < 5
+
+
+def test_a_draw_is_the_documented_formula() -> None:
+    y = torch.randn((4, 150), generator=torch.Generator().manual_seed(2))
+    keys = noise_keys(torch.arange(4), torch.arange(4))
+    for row, key in zip(y, keys.split(1), strict=True):
+        scores = []
+        for group, part in enumerate(row.split(64)):
+            noise = gumbel_noise(key, torch.tensor([GROUPS + group])).item()
+            scores.append(math.log(part.double().exp().sum().item()) + noise)
+        first = 64 * scores.index(max(scores))
+        ids = torch.arange(first, min(first + 64, 150))
+        best = (row[ids] + gumbel_noise(key, ids)[0]).argmax()
+        assert draw(row[None], key).tolist() == [first + int(best)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_p": 0.6},
+        {"top_p": 0.15},
+        {"min_p": 0.2},
+        {"top_k": 40},
+        {"top_k": 90, "top_p": 0.8},
+        {"top_k": 20, "top_p": 0.7, "min_p": 0.1},
+    ],
+)
+def test_second_draws_are_the_softmax_of_what_is_left(params: dict[str, Any]) -> None:
+    """80,000 draws from 200 tokens, of which the filters drop up to nine in ten."""
+    num_rows, rounds, vocab = 400, 200, 200
+    made = Bench(vocab=vocab, max_num_seqs=num_rows)
+    logits = 1.2 * torch.randn((1, vocab), generator=torch.Generator().manual_seed(4))
+    for slot in range(num_rows):
+        made.start(slot, SamplingParams(**params), [0], seed=slot)
+    (group, *_) = made.sampler._make_groups(list(range(num_rows)), torch.arange(num_rows))
+    size = len(group.host_rows)
+    counts = torch.zeros(vocab, dtype=torch.float64)
+    for turn in range(rounds):
+        positions = torch.full((size,), turn)
+        tokens = made.sampler._sample_group(group, logits.expand(size, -1), positions)
+        counts += torch.bincount(tokens, minlength=vocab)
+    values, order = logits.sort(dim=1, descending=True, stable=True)
+    left = filter_sorted(
+        scale(values, torch.ones(1)),
+        torch.tensor([params.get("top_k", 0)]),
+        torch.tensor([params.get("top_p", 1.0)], dtype=torch.float64),
+        torch.tensor([params.get("min_p", 0.0)]),
+    )
+    probs = torch.zeros(vocab, dtype=torch.float64)
+    probs[order[0]] = left[0].double().softmax(0)
+    assert 1 < (probs > 0).sum() < 150
+    assert abs(chi2_per_degree(counts, probs)) < 5
+
+
+def test_a_second_draw_knows_nothing_of_the_first() -> None:
+    """Two equal tokens are left, one of them in the group of what was dropped. With the numbers of
+    the first draw the other would come in 56 of 100.
+    """
+    y = torch.full((1, 128), -INF)
+    y[0, [0, 64]] = math.log(0.2)
+    y[0, 1:61] = math.log(0.01)
+    keys = noise_keys(torch.arange(20_000), torch.zeros(20_000, dtype=torch.int64))
+    drawn = draw(y.expand(20_000, -1), keys)
+    left, ids = torch.zeros(1, 2), torch.tensor([[0, 64]]).expand(20_000, 2)
+    tokens = draw_from_left(drawn, left, ids, keys)
+    assert set(tokens.tolist()) == {0, 64}
+    assert abs((tokens == 64).sum().item() - 10_000) < 5 * math.sqrt(20_000 / 4)
 
 
 KINDS: list[dict[str, Any]] = [

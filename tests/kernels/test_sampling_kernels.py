@@ -68,20 +68,23 @@ def make_state(vocab: int, padded: int, num_slots: int, device: str) -> DeviceSt
 
 
 def runner_up_gap(sampler: Any, group: Any, logits: Tensor, position: Tensor) -> float:
-    """How far the sample leads what would be next: what rounding may turn round."""
-    argmax, scores = torch.Tensor.argmax, []
+    """How far the sample leads what would be next, in the closest of its draws: what rounding may
+    turn round.
+    """
+    argmax, gaps = torch.Tensor.argmax, [math.inf]
 
-    def remember(x: Tensor, *args: Any) -> Tensor:
-        scores.append(x.clone())
-        return argmax(x, *args)
+    def remember(x: Tensor, *args: Any, **more: Any) -> Tensor:
+        best = x[0].topk(min(2, x.shape[1])).values
+        if best[-1].isfinite():
+            gaps.append(float(best[0] - best[-1]) if len(best) > 1 else math.inf)
+        return argmax(x, *args, **more)
 
     torch.Tensor.argmax = remember  # type: ignore[assignment, method-assign]
     try:
         sampler._sample_group(group, logits, position)
     finally:
         torch.Tensor.argmax = argmax  # type: ignore[method-assign]
-    best = scores[-1][0].topk(2).values
-    return float(best[0] - best[1])
+    return min(gaps)
 
 
 def check_sampling(vocab: int, padded: int, dtype: torch.dtype, device: str, seed: int = 0) -> None:
@@ -269,16 +272,17 @@ def test_noise_and_prepare_on_cuda() -> None:
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.parametrize("top_k", [0, 32])
-def test_sampling_is_the_softmax(top_k: int) -> None:
-    """200,000 draws over 32 tokens: chi-squared within five standard deviations."""
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (32, 1.0), (0, 0.6), (40, 0.6)])
+def test_sampling_is_the_softmax(top_k: int, top_p: float) -> None:
+    """200,000 draws over 320 tokens: chi-squared within five standard deviations."""
+    from nvcli.engine.sampler import filter_sorted, scale
     from nvcli.kernels import sampling
 
-    num_rows, vocab = 200_000, 32
-    row = torch.randn(vocab, generator=torch.Generator().manual_seed(0))
-    logits = row.bfloat16().cuda().expand(num_rows, -1).contiguous()
+    num_rows, vocab = 200_000, 320
+    row = torch.randn(vocab, generator=torch.Generator().manual_seed(0)).bfloat16()
+    logits = row.cuda().expand(num_rows, -1).contiguous()
     params_f = torch.zeros(1, 8, dtype=torch.float64, device="cuda")
-    params_f[0, :2] = torch.tensor([0.8, 1.0])
+    params_f[0, :2] = torch.tensor([0.8, top_p])
     params_i = torch.zeros(1, 8, dtype=torch.int64, device="cuda")
     params_i[0, :2] = torch.tensor([top_k, 1234])
     positions = torch.arange(num_rows, device="cuda")
@@ -291,6 +295,17 @@ def test_sampling_is_the_softmax(top_k: int) -> None:
             logits[part], slots, positions[part], params_f, params_i, tokens, out[part], vocab
         )
     counts = torch.bincount(out.long(), minlength=vocab).double().cpu()
-    wanted = num_rows * (row.bfloat16().double() / 0.8).softmax(0)
-    chi2 = ((counts - wanted) ** 2 / wanted).sum().item()
-    assert chi2 < vocab - 1 + 5 * math.sqrt(2 * (vocab - 1))
+    values, order = row.float()[None].sort(dim=1, descending=True, stable=True)
+    left = filter_sorted(
+        scale(values, torch.tensor([0.8])),
+        torch.tensor([top_k]),
+        torch.tensor([top_p], dtype=torch.float64),
+        torch.zeros(1),
+    )
+    wanted = torch.zeros(vocab, dtype=torch.float64)
+    wanted[order[0]] = num_rows * left[0].double().softmax(0)
+    is_left = wanted > 0
+    assert counts[~is_left].sum() == 0
+    chi2 = ((counts - wanted) ** 2 / wanted)[is_left].sum().item()
+    degrees = int(is_left.sum()) - 1
+    assert chi2 < degrees + 5 * math.sqrt(2 * degrees)
