@@ -69,6 +69,7 @@ def check_kernels() -> None:
     bf16, heads = torch.bfloat16, (16, 8, 128, 16)
     checks: dict[str, Callable[[], Any]] = {
         "norm": lambda: rows.check_norm((7, 1024), bf16, "cuda"),
+        "look up": lambda: rows.check_look_up((9, 151_936, 1024, 128), bf16, "cuda", None),
         "swiglu": lambda: rows.check_swiglu((5, 3072), bf16, "cuda"),
         "rotary store": lambda: rows.check_rotary((9, 16, 8, 128, 16, True, True), bf16, "cuda"),
         "prepare": lambda: sampling.check_prepare("cuda"),

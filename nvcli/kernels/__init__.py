@@ -53,6 +53,23 @@ def _use_triton(x: Tensor) -> bool:
     return x.device.type == "cuda" and uses_triton()
 
 
+def look_up(
+    ids: Tensor, positions: Tensor, weight: Tensor, cos_sin: Tensor, first_id: int, num_ids: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A step's rows of the embedding and of the rotary table.
+
+    ids, positions:  [T] int64
+    weight:          [V, E]; row i is of id first_id + i, for num_ids of them
+    cos_sin:         [L, 2, D] float32
+    returns          x [T, E], zeros for ids that have no row; cos and sin [T, D]
+    """
+    if _use_triton(weight):
+        from nvcli.kernels import input_rows
+
+        return input_rows.look_up(ids, positions, weight, cos_sin, first_id, num_ids)
+    return reference.look_up(ids, positions, weight, cos_sin, first_id, num_ids)
+
+
 def linear(
     x: Tensor,
     weight: Tensor,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
-SORTED_FROM = 33  # rows: fewer all start at once
+SORTED_FROM = 33  # rows: fewer all start at once, and sorting takes a step 1 or 2 us
 MAX_EARLY_ROWS = 8  # lanes of `find_item`: every program works out what the plan would say
 
 _use_early_keys = os.environ.get("NVCLI_EARLY_KEYS", "1") != "0"
@@ -281,7 +281,7 @@ def make_plan(
         TILE=KEYS_PER_TILE,
         TOKENS_PER_TILE=tokens_per_tile,
         ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
-        SORT=num_rows >= SORTED_FROM and not is_uniform,
+        SORT=(num_rows >= SORTED_FROM or shared is not None) and not is_uniform,
         UNIFORM=is_uniform,
         SHARED=shared is not None,
         **launch_options(device, num_warps=4),

@@ -18,6 +18,16 @@ from nvcli.types import FP8_BLOCK
 FP8_MAX = 448.0  # of float8_e4m3fn
 
 
+def look_up(
+    ids: Tensor, positions: Tensor, weight: Tensor, cos_sin: Tensor, first_id: int, num_ids: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    local = ids - first_id
+    x = functional.embedding(local.clamp(0, num_ids - 1), weight)
+    x = x.masked_fill_(((local < 0) | (local >= num_ids))[:, None], 0)
+    rows = cos_sin[positions]
+    return x, rows[:, 0], rows[:, 1]
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scales: Tensor | None = None) -> Tensor:
     if scales is not None:
         weight = dequantise_weight(weight, scales, x.dtype)

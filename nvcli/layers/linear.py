@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from nvcli.layers.rotary import RotaryEmbedding
+
 
 def unfilled(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
     """A parameter full of NaN, to be filled by the loader."""
@@ -165,7 +167,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token ids -> hidden states; its weight may serve as the LM head too.
+    """The table of token ids' hidden states; its weight may serve as the LM head too.
 
     Under tensor parallelism each rank holds some ids' rows and answers zero for the others', so
     what it gives is its part of a sum.
@@ -185,13 +187,12 @@ class Embedding(nn.Module):
         self.weight = unfilled(self.share.size, hidden_size, dtype=dtype, device=device)
         clear_padding(self.weight, self.share)
 
-    def forward(self, input_ids: Tensor) -> Tensor:  # [T] -> [T, E]
-        if self.share.is_whole:
-            return torch.nn.functional.embedding(input_ids, self.weight)
-        local = input_ids - self.share.start
-        is_mine = (local >= 0) & (local < self.share.count)
-        x = torch.nn.functional.embedding(local.clamp(0, self.share.size - 1), self.weight)
-        return x.masked_fill_(~is_mine[:, None], 0)
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, rotary: RotaryEmbedding
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """[T] and [T] -> [T, E], and cos and signed sin of the positions, [T, D] float32 each."""
+        first, count = self.share.start, self.share.count
+        return kernels.look_up(input_ids, positions, self.weight, rotary.cos_sin, first, count)
 
     def checkpoint_parts(self) -> Iterator[tuple[str, Part]]:
         """As in `Linear`, relative to this module."""

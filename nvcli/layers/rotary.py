@@ -71,7 +71,8 @@ class RotaryEmbedding(nn.Module):
     """cos_sin: [max_positions, 2, D] float32; row p holds cos and the signed sin of position p.
 
     cos repeats the D / 2 values twice; sin is negative in the first half, so that rotating is
-    `x * cos + swap_halves(x) * sin` (see `kernels.reference.rope_norm`).
+    `x * cos + swap_halves(x) * sin` (see `kernels.reference.rope_norm`). A step's rows are
+    looked up with those of the embedding: `kernels.look_up`.
     """
 
     def __init__(
@@ -85,8 +86,3 @@ class RotaryEmbedding(nn.Module):
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
         self.cos_sin: Tensor
         self.register_buffer("cos_sin", table, persistent=False)
-
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """[T] -> cos, signed sin, each [T, D] float32."""
-        rows = self.cos_sin[positions]
-        return rows[:, 0], rows[:, 1]

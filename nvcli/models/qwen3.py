@@ -113,11 +113,10 @@ class Qwen3Model(nn.Module):
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:  # [T, E], after the last norm
-        x = self.embed_tokens(batch.input_ids)
+        x, cos, sin = self.embed_tokens(batch.input_ids, batch.positions, self.rotary)
         residual = None
-        rotary = self.rotary(batch.positions)
         for layer in self.layers:
-            x, residual = layer(x, residual, rotary, batch)
+            x, residual = layer(x, residual, (cos, sin), batch)
         assert residual is not None, "a model has layers"
         return self.norm.add(x, residual)[0]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
 NORM_SHAPES = [(1, 8), (3, 64), (5, 100), (2, 1024), (7, 2560)]
+LOOK_UP_SHAPES = [(1, 20, 64, 32), (9, 30, 100, 16), (0, 20, 64, 32)]  # tokens, ids, E, D
 SWIGLU_SHAPES = [(1, 4), (3, 96), (2, 1024), (5, 3072), (1, 1500)]
 # (tokens, query heads, KV heads, head_dim, block size, has norm, heads first)
 ROTARY_SHAPES = [
@@ -95,7 +96,34 @@ def check_rotary(
         assert_as_good_as_torch(got.nan_to_num(), other.nan_to_num(), best.nan_to_num())
 
 
+def check_look_up(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, device: str, share: tuple[int, int] | None
+) -> None:
+    """share: first id and number of ids of a rank that has not all of them."""
+    from nvcli.kernels import input_rows, reference
+
+    tokens, num_ids, size, head_dim = shape
+    generator = torch.Generator().manual_seed(0)
+    ids, positions = (torch.randint(0, num_ids, (tokens,), generator=generator) for _ in range(2))
+    first, count = share or (0, num_ids)
+    padding = 0 if share is None else 3
+    weight = randn(count + padding, size, dtype=dtype, device=device)
+    table = randn(num_ids, 2 * head_dim, dtype=torch.float32, device=device, seed=1)
+    args = (ids.to(device), positions.to(device), weight, table.view(num_ids, 2, head_dim))
+    ours = input_rows.look_up(*args, first, count)
+    plain = reference.look_up(*args, first, count)
+    assert all(torch.equal(got, want) for got, want in zip(ours, plain, strict=True))
+    assert ours[1].stride() == ours[2].stride()
+    if share is not None and tokens > 5:
+        is_zero = (ours[0] == 0).all(1)
+        assert is_zero.any()
+        assert not is_zero.all()
+
+
 def check_all_in_float32() -> None:
+    for look_up_shape in LOOK_UP_SHAPES:
+        check_look_up(look_up_shape, torch.float32, "cpu", None)
+        check_look_up(look_up_shape, torch.float32, "cpu", (7, 11))
     for shape in NORM_SHAPES:
         check_norm(shape, torch.float32, "cpu")
     for shape in SWIGLU_SHAPES:
@@ -110,6 +138,19 @@ def test_kernel_sources_in_the_interpreter() -> None:
     run_in_interpreter("tests.kernels.test_row_kernels", "check_all_in_float32")
 
 
+@pytest.mark.torch
+def test_ids_of_another_rank_are_zeros_by_hand() -> None:
+    from nvcli.kernels import look_up
+
+    table = torch.arange(8.0).view(4, 2, 1)
+    ids, positions = torch.tensor([4, 5, 6, 3]), torch.tensor([3, 0, 1, 1])
+    for weight in (torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [2.0], [9.0]])):  # padded
+        x, cos, sin = look_up(ids, positions, weight, table, 4, 2)
+        assert x.flatten().tolist() == [1, 2, 0, 0]
+        assert cos.flatten().tolist() == [6, 0, 2, 2]
+        assert sin.flatten().tolist() == [7, 1, 3, 3]
+
+
 CUDA_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
@@ -119,6 +160,9 @@ CUDA_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 def test_on_cuda(dtype: torch.dtype) -> None:
     for shape in [*NORM_SHAPES, (300, 5120)]:
         check_norm(shape, dtype, "cuda")
+    for look_up_shape in [*LOOK_UP_SHAPES, (2000, 151_936, 1024, 128)]:
+        check_look_up(look_up_shape, dtype, "cuda", None)
+        check_look_up(look_up_shape, dtype, "cuda", (7, 11))
     for shape in [*SWIGLU_SHAPES, (300, 12_288)]:
         check_swiglu(shape, dtype, "cuda")
     for rotary in [*ROTARY_SHAPES, (1000, 32, 8, 128, 64, True, True)]:
