@@ -7,6 +7,7 @@ touched and torch is not imported.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -146,9 +147,12 @@ def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_l
     except NvcliError as error:
         _add_bad(found, _as_failure(record, error.code, str(error)))
         return
-    highest = max((max(prompt.token_ids, default=0) for prompt in prompts), default=0)
-    if tokenizer is not None and highest >= tokenizer.size:
-        message = f"prompt holds token id {highest}; the vocabulary ends at {tokenizer.size - 1}"
+    ids = [token_id for prompt in prompts for token_id in prompt.token_ids]
+    size = sys.maxsize if tokenizer is None else tokenizer.size
+    outside = next((token_id for token_id in ids if not 0 <= token_id < size), None)
+    if outside is not None:
+        end = "" if tokenizer is None else f"; the vocabulary ends at {size - 1}"
+        message = f"prompt holds token id {outside}{end}"
         _add_bad(found, _as_failure(record, "invalid_parameter", message))
         return
     longest = max(len(prompt.token_ids) for prompt in prompts)

@@ -156,6 +156,13 @@ def test_dry_run_counts_everything(tmp_path: Path) -> None:
     assert all("\n" not in line for line in found.lines("in.jsonl"))
 
 
+@pytest.mark.parametrize("ids", [[-1], [3, -5, 9], [1, 10**9]])
+def test_dry_run_finds_token_ids_out_of_range(tmp_path: Path, ids: list[int]) -> None:
+    found = look(tmp_path, [{"prompt": [1, 2]}, {"prompt": ids}])
+    assert (found.num_good, dict(found.codes)) == (1, {"invalid_parameter": 1})
+    assert f"token id {min(ids) if min(ids) < 0 else max(ids)}" in found.bad[0].message
+
+
 def test_the_estimate_is_of_the_right_size() -> None:
     """nano-vllm's workload A on one H200 at 0.6B runs at about 25,000 to 30,000 tokens a second."""
     found = DryRun(prompt_tokens=256 * 562, output_tokens=256 * 562, num_sequences=256)
