@@ -242,5 +242,5 @@ def _gate_text(result: GateResult) -> str:
     if "%" in result.gate:
         text = percent(result.value)
     else:
-        text = number(result.value)
+        text = f"{number(result.value)} {result.unit}".rstrip()
     return f"  (measured {text})"

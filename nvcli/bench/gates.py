@@ -43,11 +43,14 @@ class Gate:
 
 @dataclass(slots=True)
 class GateResult:
+    """What was measured, with its interval: a share where the gate is a change or goodput."""
+
     gate: str
     value: float | None
     low: float | None
     high: float | None
     outcome: str  # pass, fail, inconclusive
+    unit: str = ""  # ms of times
 
 
 def parse_gate(text: str) -> Gate:
@@ -92,7 +95,10 @@ def judge(
         outcome = "pass"
     elif high is not None and high < gate.limit:
         outcome = "fail"
-    return GateResult(gate.text, value, low, high, outcome)
+    if gate.is_relative or gate.metric not in METRICS:
+        return GateResult(gate.text, value, low, high, outcome)
+    value, low, high = (None if v is None else 1000 * v for v in (value, low, high))
+    return GateResult(gate.text, value, low, high, outcome, "ms")
 
 
 def _absolute(

@@ -181,8 +181,11 @@ def run_points(
             is_late = deadline is not None and time.monotonic() > deadline
             if is_late and (number > 0 or index >= 5):
                 continue
+            before, after = (-(-repeats * n // rounds) for n in (number, number + 1))
+            if before == after:  # fewer repeats than rounds
+                continue
             progress(f"{point.name}, round {number + 1} of {rounds}")
-            found = measure_point(bench, point, repeats=-(-repeats // rounds), seed=seed)
+            found = measure_point(bench, point, repeats=after - before, seed=seed)
             if found.times:
                 timed.setdefault(point, Timed()).add(found)
     except KeyboardInterrupt:

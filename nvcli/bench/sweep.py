@@ -74,9 +74,12 @@ class SweepResult:
 def analyse(summaries: Sequence[Summary]) -> SweepResult:
     rows = [_row(s) for s in summaries if "counts" in s.json]
     usable = [r for r in rows if r["L"] and r["requests_per_s"]]
-    # A diverged point is on no curve. Amdahl's holds while steps are bound by memory: what bends it
-    # beyond is arithmetic, not contention, and must not become the fit's kappa.
+    # A diverged point is on no curve, nor is one that was not steady. Amdahl's holds while steps
+    # are bound by memory: what bends it beyond is arithmetic, not contention, and must not become
+    # the fit's kappa.
     steady = [r for r in usable if not r["overloaded"]]
+    sound = [r for r in steady if r["sound"]]
+    steady = sound if len(sound) >= 3 else steady
     bound_by_memory = [r for r in steady if not r["compute_bound"]]
     fitted = bound_by_memory if len(bound_by_memory) >= 3 else steady
     points = [(r["L"], r["requests_per_s"]) for r in fitted]
@@ -168,5 +171,6 @@ def _fit_lines(result: SweepResult) -> list[str]:
         parts.append(f"model max {number(best['requests_per_s'])} at c = {best['slots']}")
     lines += [f"          {part}" for part in parts]
     if result.left_out:
-        lines.append(f"          left out, compute-bound or diverged: {'; '.join(result.left_out)}")
+        names = "; ".join(result.left_out)
+        lines.append(f"          left out, compute-bound, diverged or unsound: {names}")
     return lines

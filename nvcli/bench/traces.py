@@ -19,7 +19,7 @@ import json
 import math
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,8 +27,11 @@ from nvcli.bench.workload import Planned
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+
+_Row = TypeVar("_Row")
+_Read = TypeVar("_Read")
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 
@@ -99,19 +102,15 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises `UsageError` for a file of none of the four kinds."""
+    """Raises `UsageError` for a file of none of the four kinds, naming the line that is wrong."""
     try:
         raw = path.read_bytes()
     except OSError as exc:
         raise UsageError(f"--trace {path}: {exc.strerror or exc}", param="trace") from exc
     try:
         kind, entries, block_size = _parse(raw)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise UsageError(
-            f"--trace {path} is no trace of Mooncake, Qwen-Bailian, Azure or BurstGPT "
-            f"({type(exc).__name__} in a row)",
-            param="trace",
-        ) from exc
+    except _TraceError as exc:
+        raise UsageError(f"--trace {path}{exc}", param="trace") from exc
     if not entries:
         raise UsageError(f"--trace {path} holds no requests", param="trace")
     entries.sort(key=lambda e: e.at_s)
@@ -120,26 +119,66 @@ def read_trace(path: Path) -> Trace:
     return Trace(kind, entries, block_size, hashlib.sha256(raw).hexdigest()[:12])
 
 
+class _TraceError(Exception):
+    """What comes behind the file's name in the message."""
+
+
 def _parse(raw: bytes) -> tuple[str, list[Entry], int]:
-    text = raw.decode("utf-8-sig")
+    unknown = _TraceError(" is no trace of Mooncake, Qwen-Bailian, Azure or BurstGPT")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise unknown from exc
     if text.lstrip().startswith("{"):
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
-        if "chat_id" in rows[0]:
-            return "Qwen-Bailian", [_json_entry(r, 1.0) for r in rows], BAILIAN_BLOCK
-        return "Mooncake", [_json_entry(r, 1e-3) for r in rows], MOONCAKE_BLOCK
+        lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+        rows = _each(lines, json.loads)
+        if isinstance(rows[0], dict) and "chat_id" in rows[0]:
+            kind, scale, block_size = "Qwen-Bailian", 1.0, BAILIAN_BLOCK
+        else:
+            kind, scale, block_size = "Mooncake", 1e-3, MOONCAKE_BLOCK
+        numbered = zip((n for n, _ in lines), rows, strict=True)
+        return kind, _each(numbered, lambda row: _json_entry(row, scale)), block_size
     reader = csv.DictReader(io.StringIO(text))
-    names = set(reader.fieldnames or ())
+    try:
+        names = set(reader.fieldnames or ())
+    except csv.Error as exc:
+        raise unknown from exc
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= names:
-        return "Azure", [_azure(row) for row in reader], 0
+        return "Azure", _each(_numbered(reader), _azure), 0
     if {"Timestamp", "Request tokens", "Response tokens"} <= names:
-        rows_of = [row for row in reader if int(float(row["Response tokens"])) > 0]
-        return "BurstGPT", [_burst(row) for row in rows_of], 0
-    raise ValueError("no known fields")
+        found = _each(_numbered(reader), _burst)
+        return "BurstGPT", [entry for entry in found if entry is not None], 0
+    raise unknown
+
+
+def _numbered(reader: csv.DictReader[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as exc:
+        raise _TraceError(f", line {reader.line_num}: {exc}") from exc
+
+
+def _each(numbered: Iterable[tuple[int, _Row]], read: Callable[[_Row], _Read]) -> list[_Read]:
+    """Every row read, or the first line that cannot be."""
+    found = []
+    for number, row in numbered:
+        try:
+            found.append(read(row))
+        except json.JSONDecodeError as exc:
+            raise _TraceError(f", line {number}: invalid JSON: {exc.msg}") from exc
+        except KeyError as exc:
+            raise _TraceError(f", line {number}: {exc.args[0]} is missing") from exc
+        except (TypeError, AttributeError) as exc:
+            raise _TraceError(f", line {number}: a field is missing or of another type") from exc
+        except (ValueError, OverflowError, RecursionError) as exc:
+            raise _TraceError(f", line {number}: {str(exc)[:120]}") from exc
+    return found
 
 
 def _entry(at_s: float, n_in: int, n_out: int, blocks: tuple[int, ...] = ()) -> Entry:
     if not math.isfinite(at_s) or n_in < 0 or n_out < 0:
-        raise ValueError("out of range")
+        raise ValueError("a time that is none, or a negative length")
     return Entry(at_s, max(n_in, 1), max(n_out, 1), blocks)
 
 
@@ -157,6 +196,9 @@ def _azure(row: dict[str, str]) -> Entry:
     return _entry(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 
-def _burst(row: dict[str, str]) -> Entry:
+def _burst(row: dict[str, str]) -> Entry | None:
+    """None for a request that failed."""
     n_in, n_out = int(float(row["Request tokens"])), int(float(row["Response tokens"]))
+    if n_out <= 0:
+        return None
     return _entry(float(row["Timestamp"]), n_in, n_out)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvcli.bench.gates import parse_gate
+from nvcli.bench.text import number
 from nvcli.errors import UsageError
 from tests.bench.runs import closed_loop, noisy, store
 from tests.cli.conftest import Cli
@@ -58,6 +59,22 @@ def test_absolute_gates(tmp_path: Path, a: str, cli: Cli) -> None:
         ("ttft.mean<=0.1s", 0),
     ):
         assert cli("bench", "compare", a, b, "--gate", gate).code == code, gate
+
+
+@pytest.mark.parametrize("gate", ["e2e.p50<=1ms", "e2e.p50<=0.001s"])
+def test_a_gate_of_a_time_tells_what_was_measured_in_ms(
+    tmp_path: Path, a: str, cli: Cli, gate: str
+) -> None:
+    """0.05 beside "<=1ms" would look like a pass."""
+    b = other(tmp_path, 1.0)
+    result = cli("bench", "compare", a, b, "--gate", gate, "--json")
+    (found,) = json.loads(result.out)["comparisons"]
+    median = next(row["b"] for row in found["rows"] if row["name"] == "e2e.p50")
+    (judged,) = found["gates"]
+    assert (judged["value"], judged["unit"]) == (pytest.approx(median), "ms")
+    assert judged["low"] <= judged["value"] <= judged["high"]
+    text = cli("bench", "compare", a, b, "--gate", gate).out
+    assert f"(measured {number(median)} ms)" in text
 
 
 def test_percentile_the_sample_does_not_allow_stays_open(

@@ -213,4 +213,16 @@ def test_what_arithmetic_bends_is_no_contention() -> None:
     text = "\n".join(table(found))
     assert "knee N = 19 (10.0 req/s, 1.90x the latency of a lone request)" in text
     assert "model max 22.2 at c = 64" in text
-    assert "compute-bound or diverged: c = 32; c = 64; 20/s" in text
+    assert "compute-bound, diverged or unsound: c = 32; c = 64; 20/s" in text
+
+
+def test_an_unsound_point_is_not_in_the_fit() -> None:
+    points = [Summary(row(f"c = {n}", n, n / (1 + 0.05 * (n - 1)))) for n in (1, 2, 4, 8)]
+    points.insert(2, Summary(row("c = 3", 3, 9.0), unsound=["not steady"]))
+    found = analyse(points)
+    assert found.fit is not None
+    assert found.fit.sigma == pytest.approx(0.05)
+    assert found.left_out == ["c = 3"]
+    few = analyse(points[:3])  # with fewer than three others it counts: a doubtful fit, said so
+    assert few.fit is not None
+    assert few.left_out == []

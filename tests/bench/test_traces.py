@@ -79,3 +79,33 @@ def test_speed_and_jitter(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError):
         read_trace(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MOONCAKE + '{"timestamp": 1, "input_length": 3}\n', "line 4: output_length is missing"),
+        (MOONCAKE + '\n{"timestamp": 1, "inp\n', "line 5: invalid JSON"),
+        (MOONCAKE + "[1]\n", "line 4: a field is missing or of another type"),
+        (
+            MOONCAKE + '{"timestamp": NaN, "input_length": 3, "output_length": 1}\n',
+            "line 4: a time that is none",
+        ),
+        (
+            MOONCAKE + '{"timestamp": 1, "input_length": "x", "output_length": 1}\n',
+            "line 4: invalid literal",
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,20,4\nsoon,20,4\n",
+            "line 3: Invalid isoformat",
+        ),
+        ("Timestamp,Request tokens,Response tokens\n1,20,4\n2,20\n", "line 3: a field is missing"),
+        ("a,b\n1,2\n", "is no trace of Mooncake"),
+        ("\udcff", "is no trace of Mooncake"),
+    ],
+)
+def test_the_line_that_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UsageError, match=message):
+        read_trace(path)

@@ -85,6 +85,19 @@ def test_a_plan_from_measured_points_is_within_a_tenth(
         assert_near(found, load, 0.1)
 
 
+@pytest.mark.parametrize(("repeats", "rounds"), [(2, 3), (5, 3), (5, 1), (7, 2)])
+def test_a_prompt_is_measured_as_often_as_asked(
+    repeats: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = bench_of(virtual(BIG, monkeypatch), BIG)
+    points = [point for point in default_points(bench) if point.b == 0]
+    measured = run_points(
+        bench, points, repeats=repeats, seed=0, progress=lambda text: None, rounds=rounds
+    )
+    assert points
+    assert [len(row["t_s"]) for row in measured.rows] == [repeats] * len(points)
+
+
 def test_a_calibration_finds_what_the_device_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = virtual(BIG, monkeypatch, way_s=2e-3)
     bench = bench_of(llm, BIG)
