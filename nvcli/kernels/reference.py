@@ -22,7 +22,7 @@ def look_up(
     ids: Tensor, positions: Tensor, weight: Tensor, cos_sin: Tensor, first_id: int, num_ids: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     local = ids - first_id
-    x = functional.embedding(local.clamp(0, num_ids - 1), weight)
+    x = functional.embedding(local.clamp(0, weight.shape[0] - 1), weight)
     x = x.masked_fill_(((local < 0) | (local >= num_ids))[:, None], 0)
     rows = cos_sin[positions]
     return x, rows[:, 0], rows[:, 1]

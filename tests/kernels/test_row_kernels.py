@@ -149,6 +149,8 @@ def test_ids_of_another_rank_are_zeros_by_hand() -> None:
         assert x.flatten().tolist() == [1, 2, 0, 0]
         assert cos.flatten().tolist() == [6, 0, 2, 2]
         assert sin.flatten().tolist() == [7, 1, 3, 3]
+    x, _, _ = look_up(ids, positions, weight, table, 4, 0)  # more ranks than there are ids for
+    assert not x.any()
 
 
 CUDA_DTYPES = [torch.bfloat16, torch.float16, torch.float32]
