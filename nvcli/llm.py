@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.engine.output_stream import OutputStream
-from nvcli.errors import InvalidParameterError, RequestError, TokenizerError
+from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError, TokenizerError
 from nvcli.text.prompts import Prompt, are_messages, as_batch, as_token_ids
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 
@@ -85,9 +85,11 @@ class LLM:
             seed=given.seed,
         )
         self._engine = engine
-        self._thread: EngineThread = EngineThread(engine)
         if isinstance(self._runner, TensorParallelDevice):
+            self._thread: EngineThread = EngineThread(engine, self._runner.abandon)
             self._runner.watch(self._thread.fail)
+        else:
+            self._thread = EngineThread(engine)
         self._request_ids = itertools.count()
         self._grammars: GrammarCompiler | None = None
 
@@ -122,6 +124,11 @@ class LLM:
     def is_alive(self) -> bool:
         """False once the engine was closed or its thread has died."""
         return self._thread.is_alive
+
+    @property
+    def error(self) -> EngineClosedError | None:
+        """What ended the engine; None while it is alive."""
+        return self._thread.error
 
     @property
     def startup(self) -> StartupReport:

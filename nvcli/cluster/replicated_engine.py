@@ -100,6 +100,11 @@ class ReplicatedEngine(DescribedEngine):
         return self.dispatcher.error is None
 
     @property
+    def error(self) -> EngineClosedError | None:
+        """What ended all of them; None while one may answer."""
+        return self.dispatcher.error
+
+    @property
     def max_num_seqs(self) -> int:
         return self.num_replicas * super().max_num_seqs
 

@@ -31,6 +31,7 @@ Sink = Callable[[list[RequestOutput]], None]
 # How long another thread may keep the interpreter while the engine's wants it, some times a step.
 # Python's 5 ms are longer than a step on a GPU, which would wait for its next one meanwhile.
 SWITCH_INTERVAL_S = 0.1e-3
+_LAST_STEP_S = 5.0  # nobody gets what it gives
 
 
 _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
@@ -46,8 +47,11 @@ def _close_all() -> None:
 class EngineThread:
     """Owns an engine. `submit` and `abort` may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, abandon: Callable[[], None] | None = None) -> None:
+        """abandon: makes a step that waits for something return soon; called when it takes too
+        long to close."""
         self._engine = engine
+        self._abandon = abandon
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._sinks: dict[str, tuple[Sink, set[int]]] = {}  # id -> sink, indices still to finish
         self._lock = threading.Lock()  # orders submit against the end of the thread
@@ -81,8 +85,13 @@ class EngineThread:
             self._is_closing = True
 
         self._post_if_open(stop)
-        if threading.current_thread() is not self._thread:  # it may be the last to drop an LLM
-            self._thread.join()
+        if threading.current_thread() is self._thread:  # it may be the last to drop an LLM
+            return
+        if self._abandon is not None:
+            self._thread.join(_LAST_STEP_S)
+            if self._thread.is_alive():
+                self._abandon()
+        self._thread.join()
 
     def fail(self, error: NvcliError) -> None:
         """End the thread: the engine cannot go on. From any thread; does not wait."""
@@ -91,6 +100,11 @@ class EngineThread:
             raise error
 
         self._post_if_open(stop)
+
+    @property
+    def error(self) -> EngineClosedError | None:
+        """What ended the thread; None while it runs."""
+        return self._error
 
     @property
     def is_alive(self) -> bool:

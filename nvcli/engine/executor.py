@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import gc
 import os
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from nvcli.engine.plan_record import encode_plan
@@ -17,7 +19,7 @@ from nvcli.engine.workers import Workers
 from nvcli.errors import EngineClosedError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from nvcli.config import EngineConfig
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from nvcli.engine.step_runner import RunnerTicket
     from nvcli.errors import NvcliError
     from nvcli.models.config import ModelConfig
+
+# How long a step may take, by far: it is seconds at most on a GPU. A CPU may be as slow as it
+# likes; what waits there is ended by `parallel.TIMEOUT`.
+STEP_S: dict[str, float | None] = {"cuda": 300.0, "cpu": None}
 
 
 def make_device(
@@ -58,6 +64,7 @@ class TensorParallelDevice:
         device = resolve_device(config.device)
         _check_gpus(size, device)
         self._is_closed = False
+        self._step_s = STEP_S[device.type]
         self._num_threads: int | None = None
         if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             self._num_threads = torch.get_num_threads()
@@ -138,7 +145,8 @@ class TensorParallelDevice:
         self._check_open()
         self._workers.send(encode_plan(plan))
         try:
-            return self._runner.launch(plan)
+            with self._limited():
+                return self._runner.launch(plan)
         except Exception as error:
             raise self._lost(error) from error
 
@@ -146,13 +154,27 @@ class TensorParallelDevice:
         """Wait for the step and read it. Raises `EngineClosedError`, always for good."""
         self._check_open()
         try:
-            result = self._runner.collect(ticket)
+            with self._limited():
+                result = self._runner.collect(ticket)
             if self._workers.group is not None:
                 self._workers.group.check()
         except Exception as error:
             raise self._lost(error) from error
         self._check_open()  # else it may be what an aborted group left
         return result
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """A GPU that is stuck tells nobody, and its peers wait for it without an end."""
+        self._workers.deadline = None if self._step_s is None else time.monotonic() + self._step_s
+        try:
+            yield
+        finally:
+            self._workers.deadline = None
+
+    def abandon(self) -> None:
+        """Make a step that waits for another rank return soon, with an error. From any thread."""
+        self._workers.abandon()
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -14,6 +14,7 @@ import pickle
 import signal
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,18 @@ if TYPE_CHECKING:
 WORKER = "nvcli.engine.tp_worker"
 _END_S = 5.0  # for a worker to end after it was told to
 _REPORT_S = 3.0  # for a worker to say what ended it, after rank 0 noticed
+_TICK_S = 1.0
 _SUSPICION_S = 1.0  # for another worker's end, after one told of a peer that it lost
+
+
+def how_it_ended(code: int | None) -> str:
+    """Of a process that is not heard any more; code: as `Popen.returncode`."""
+    if code is None:
+        return "has closed its pipe"
+    if code < 0:
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
 
 
 class Workers:
@@ -41,6 +53,7 @@ class Workers:
         self.group: TPGroup | None = None  # aborted when a worker is lost
         self.on_lost: Callable[[NvcliError], None] | None = None
         self.error: NvcliError | None = None  # what ended the group, once it has
+        self.deadline: float | None = None  # of the step that rank 0 waits for, by `monotonic`
         self._lock = threading.Lock()
         self._is_closing = False
         self._changed = threading.Condition(self._lock)
@@ -107,16 +120,22 @@ class Workers:
         assert self.error is not None, "a lost group has an error"
         return self.error
 
+    def abandon(self) -> None:
+        """Kill the workers and abort the group: nobody waits for the step at hand any more."""
+        self._lose(EngineClosedError("the engine was closed"))
+
     # --- from the workers ------------------------------------------------------------------------
 
     def _watch(self) -> None:
         ranks = {pipe: rank for rank, pipe in self._pipes.items()}
         suspicion: NvcliError | None = None
-        limit: float | None = None
+        limit = _TICK_S
         while ranks and self.error is None and not self._is_closing:
             ready = wait(list(ranks), limit)
             if not ready and suspicion is not None:
                 self._lose(suspicion)
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                self._lose(EngineClosedError("the engine stopped: a step does not come to an end"))
             for pipe in ready:
                 assert isinstance(pipe, Connection), "the pipes of __init__"
                 try:
@@ -144,14 +163,8 @@ class Workers:
         process = self._processes[rank]
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-        code = process.returncode
-        how = "has closed its pipe" if code is None else f"ended with exit code {code}"
-        if code is not None and code < 0:
-            with suppress(ValueError):
-                how = f"was ended by {signal.Signals(-code).name}"
-        return EngineClosedError(
-            f"the engine stopped: the process of rank {rank} of {len(self._pipes) + 1} {how}"
-        )
+        name = f"the process of rank {rank} of {len(self._pipes) + 1}"
+        return EngineClosedError(f"the engine stopped: {name} {how_it_ended(process.returncode)}")
 
     def _lose(self, error: NvcliError) -> None:
         with self._changed:
@@ -171,12 +184,14 @@ class Workers:
         """End all workers and wait for them. Safe to call twice."""
         with self._lock:
             self._is_closing = True
-        for pipe in self._pipes.values():
-            with suppress(OSError):
-                pipe.send_bytes(b"")
-        for process in self._processes.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_S)
+            are_ready = all("ready" in words for words in self._heard.values())
+        if are_ready:  # one that still loads reads nothing, and has nothing to put away
+            for pipe in self._pipes.values():
+                with suppress(OSError):
+                    pipe.send_bytes(b"")
+            for process in self._processes.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_S)
         self._kill()
         if self._watcher is not threading.current_thread():
             self._watcher.join(_END_S)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from nvcli.engine.engine import EngineStats, Request
     from nvcli.engine.engine_thread import Sink
     from nvcli.engine.grammar import Grammar, GrammarSpec
+    from nvcli.errors import EngineClosedError
     from nvcli.text import Tokenizer
     from nvcli.types import SamplingParams
 
@@ -35,6 +36,9 @@ class ServerEngine(Protocol):
 
     @property
     def is_alive(self) -> bool: ...
+
+    @property
+    def error(self) -> EngineClosedError | None: ...
 
     @property
     def tokenizer(self) -> Tokenizer: ...

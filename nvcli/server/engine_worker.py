@@ -139,8 +139,9 @@ class Worker:
                 while group is not None:
                     groups.append(group)
                     group = self._groups.get_nowait()
-            frame = (groups, astuple(self._llm.stats()), self._llm.is_alive)
-            self._sock.sendall(encode(frame))
+            error = self._llm.error
+            end = None if error is None else (error.message, error.hint)
+            self._sock.sendall(encode((groups, astuple(self._llm.stats()), end)))
 
 
 def describe(llm: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nvcli import errors
 from nvcli.engine.engine import EngineStats
 from nvcli.engine.engine_thread import error_outputs
+from nvcli.engine.workers import how_it_ended
 from nvcli.errors import EngineClosedError, NvcliError
 from nvcli.paths import module_command, module_environment
 from nvcli.server.described_engine import DescribedEngine
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 WORKER = "nvcli.server.engine_worker"
 _CLOSE_S = 10.0
+_REPORT_S = 1.0  # for the system to say how the process ended, after its socket has
 _CHUNK = 4 << 20
 
 
@@ -49,16 +51,14 @@ class RemoteEngine(DescribedEngine):
         self._reader = FrameReader()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
-        self._is_alive = True
+        self._error: EngineClosedError | None = None
         try:
             self._sock.sendall(encode(config))
             kind, value = read_frame(self._sock)
         except (EOFError, OSError) as exc:
             self._sock.close()
-            self._process.wait()
-            raise EngineClosedError(
-                f"the engine's process ended with {self._process.returncode} while loading"
-            ) from exc
+            how = how_it_ended(self._process.wait())
+            raise EngineClosedError(f"the engine's process {how} while loading") from exc
         if kind == "failed":
             self._sock.close()
             self._process.wait()
@@ -68,7 +68,12 @@ class RemoteEngine(DescribedEngine):
 
     @property
     def is_alive(self) -> bool:
-        return self._is_alive
+        return self._error is None
+
+    @property
+    def error(self) -> EngineClosedError | None:
+        """What ended the engine, or its process; None while it is alive."""
+        return self._error
 
     @property
     def pid(self) -> int:
@@ -87,14 +92,14 @@ class RemoteEngine(DescribedEngine):
         frame = encode(("submit", (request, None if grammar is None else grammar.spec)))
         request.grammar = grammar
         with self._lock:
-            if not self._is_alive:
-                raise EngineClosedError("the engine's process has ended")
+            if self._error is not None:
+                raise EngineClosedError(self._error.message, hint=self._error.hint)
             self._sinks[request.request_id] = (sink, set(range(request.params.n)))
             self._write(frame)
 
     def abort(self, request_id: str) -> None:
         with self._lock:
-            if self._is_alive:
+            if self._error is None:
                 self._write(encode(("abort", request_id)))
 
     def _write(self, frame: bytes) -> None:
@@ -116,11 +121,11 @@ class RemoteEngine(DescribedEngine):
         except OSError:
             data = b""
         if not data:
-            self._end()
+            self._end(self._how_it_ended())
             return
         waiting: dict[str, list[Any]] = {}
-        is_over = False
-        for groups, stats, is_alive in self._reader.feed(data):
+        error: EngineClosedError | None = None
+        for groups, stats, end in self._reader.feed(data):
             self._stats = EngineStats(*stats)
             for request_id, packed in groups:
                 known = waiting.get(request_id)
@@ -128,11 +133,13 @@ class RemoteEngine(DescribedEngine):
                     waiting[request_id] = packed
                 else:
                     known += packed
-            is_over = is_over or not is_alive
+            if end is not None:
+                message, hint = end
+                error = EngineClosedError(message, hint=hint)
         for request_id, packed in waiting.items():
             self._hand_out(request_id, merge_packed(packed))
-        if is_over:
-            self._end()
+        if error is not None:
+            self._end(error)
 
     def _hand_out(self, request_id: str, packed: list[Any]) -> None:
         found = self._sinks.get(request_id)
@@ -145,15 +152,20 @@ class RemoteEngine(DescribedEngine):
             del self._sinks[request_id]
         sink(outputs)
 
-    def _end(self) -> None:
-        """The process is gone: every open request ends with an error."""
+    def _how_it_ended(self) -> EngineClosedError:
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_REPORT_S)
+        return EngineClosedError(f"the engine stopped: its process {how_it_ended(code)}")
+
+    def _end(self, error: EngineClosedError) -> None:
+        """Nothing comes any more: every open request ends with the error."""
         if self._loop is not None:
             self._loop.remove_reader(self._sock.fileno())
             self._loop = None
         with self._lock:
-            self._is_alive = False
+            self._error = self._error or error
             sinks, self._sinks = self._sinks, {}
-        error = EngineClosedError("the engine's process has ended")
         for request_id, (sink, indices) in sinks.items():
             sink(error_outputs(request_id, indices, error))
 
@@ -162,12 +174,13 @@ class RemoteEngine(DescribedEngine):
         if self._is_closed:
             return
         self._is_closed = True
+        closed = EngineClosedError("the engine was closed")
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._end)
+                loop.call_soon_threadsafe(self._end, closed)
         with self._lock:
-            self._is_alive = False
+            self._error = self._error or closed
             self._write(encode(None))
         try:
             self._process.wait(_CLOSE_S)

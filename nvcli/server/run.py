@@ -200,12 +200,12 @@ class _Server:
             self._has_ready_file = True
 
     async def _watch(self, stopping: asyncio.Task[Any]) -> None:
-        """Wait for a signal, or for the engine to die. Raises `NvcliError` for the latter."""
+        """Wait for a signal, or for the engine to die. Raises what ended it."""
         assert self._llm is not None
         while not stopping.done():
             await asyncio.wait({stopping}, timeout=1.0)
-            if not self._llm.is_alive:
-                raise NvcliError("the engine has stopped", hint="--log-file FILE keeps the reason.")
+            if self._llm.error is not None:
+                raise self._llm.error
 
     async def _drain(self) -> None:
         state = self._app.state

@@ -7,13 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import nvcli
 from nvcli import LLM, SamplingParams
-from nvcli.engine import workers
+from nvcli.engine import engine_thread, executor, model_runner, workers
 from nvcli.engine.executor import TensorParallelDevice
 from nvcli.errors import EngineClosedError, NvcliError, UsageError, WeightsError
 from nvcli.types import FinishReason
@@ -109,6 +111,58 @@ def test_a_rank_that_waited_too_long_is_one_error() -> None:
     assert "stop" in sums.calls[:-1]
 
 
+def test_an_engine_whose_rank_stands_still_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped and not dead: nothing tells of it, and the step never ends."""
+    monkeypatch.setattr(engine_thread, "_LAST_STEP_S", 0.5)
+    llm = LLM(device="cpu", tensor_parallel_size=2)
+    pids = worker_pids(llm)
+    params = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
+    stream = llm.stream([5, 6, 7], params)
+    next(stream)
+    os.kill(pids[0], signal.SIGSTOP)
+    llm.close()
+    assert [output.finish_reason for output in stream][-1] is FinishReason.ERROR
+    assert not any(map(is_alive, pids))
+
+
+def test_a_step_without_an_end_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(executor.STEP_S, "cpu", PATIENCE_S / 4)
+    llm = LLM(device="cpu", tensor_parallel_size=2)
+    pids = worker_pids(llm)
+    params = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
+    stream = llm.stream([5, 6, 7], params)
+    next(stream)
+    os.kill(pids[0], signal.SIGSTOP)
+    assert isinstance(llm._runner, TensorParallelDevice)
+    waiting = llm._runner._workers
+    until(lambda: waiting.deadline is not None, "a step waits")
+    llm._runner._step_s = 0.0
+    waiting.deadline = 0.0
+    last = list(stream)[-1]
+    assert last.error == "the engine stopped: a step does not come to an end"
+    until(lambda: not any(map(is_alive, pids)))
+    llm.close()
+
+
+def test_ctrl_c_while_loading_waits_for_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that loads does not hear that it should end."""
+    monkeypatch.setattr(workers, "_END_S", PATIENCE_S)
+    found: list[int] = []
+
+    def interrupted(*args: object, **options: object) -> None:
+        found.extend(int(pid) for pid in _children())
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(PATIENCE_S)
+
+    monkeypatch.setattr(model_runner, "ModelRunner", interrupted)
+    before = {int(pid) for pid in _children()}
+    with pytest.raises(KeyboardInterrupt):
+        LLM(device="cpu", tensor_parallel_size=2)
+    started = set(found) - before
+    assert started
+    assert not any(map(is_alive, started))
+
+
 def test_a_worker_that_dies_while_nothing_runs_is_noticed() -> None:
     llm = LLM(device="cpu", tensor_parallel_size=2)
     assert llm.is_alive
@@ -165,5 +219,8 @@ def test_a_size_that_does_not_fit_costs_nothing() -> None:
 
 
 def _children() -> set[str]:
-    folder = Path(f"/proc/{os.getpid()}/task")
-    return {pid for task in folder.iterdir() for pid in (task / "children").read_text().split()}
+    found: set[str] = set()
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with suppress(OSError):  # a thread that has just ended
+            found.update((task / "children").read_text().split())
+    return found

@@ -19,6 +19,7 @@ from nvcli.engine.engine import Engine, Request
 from nvcli.engine.engine_thread import EngineThread
 from nvcli.engine.grammar import Grammar, GrammarCompiler, GrammarSpec
 from nvcli.engine.step import StepPlan, StepResult
+from nvcli.errors import EngineClosedError
 from nvcli.llm import PLAIN_SAMPLING, THINKING_SAMPLING
 from nvcli.text import Tokenizer
 from nvcli.types import SamplingParams, TokenLogprob
@@ -134,6 +135,10 @@ class ScriptedLLM:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive
+
+    @property
+    def error(self) -> EngineClosedError | None:
+        return self._thread.error
 
     def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
         values = dict(THINKING_SAMPLING if enable_thinking else PLAIN_SAMPLING)

@@ -1,7 +1,8 @@
 """The engine's process over a scripted engine.
 
 `config.model` is JSON: `answer`, `delay_s`, `error`, `gate`: a file that each grammar waits for,
-`bug`: `submit` fails with each request, or `stats` from the first one on.
+`bug`: `submit` fails with each request, or `stats` from the first one on,
+`failure`: what ends the engine once it is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nvcli.config import EngineConfig
-from nvcli.errors import ModelNotFoundError
+from nvcli.errors import EngineClosedError, ModelNotFoundError
 from nvcli.server.engine_worker import main
 from tests.server.scripted_llm import ScriptedLLM, make_tokenizer
 from tests.waiting import until
@@ -33,6 +34,8 @@ def load(config: EngineConfig) -> ScriptedLLM:
         llm.compile_grammar = lambda spec: until(gate.exists) and None  # type: ignore
     if "bug" in options:
         add_bug(llm, options["bug"])
+    if "failure" in options:
+        llm._thread.fail(EngineClosedError(options["failure"], hint="Look again."))
     return llm
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import stat
@@ -218,6 +219,16 @@ def test_an_engine_of_its_own_lives_and_dies_with_the_server(
     process.process.send_signal(number)
     assert process.end()[0] == (0 if number == signal.SIGTERM else -9)
     until(lambda: not is_running(child), "the engine ends with its server")
+
+
+def test_a_server_says_what_ended_its_engine(start: Start) -> None:
+    process = start(is_remote=True)
+    process.wait_ready()
+    (child,) = children_of(process.process.pid)
+    os.kill(child, signal.SIGKILL)
+    code, out = process.end()
+    assert code == 1
+    assert out.splitlines()[-1] == "the engine stopped: its process was ended by SIGKILL"
 
 
 def test_a_second_door_for_attach(start: Start, tmp_path: Path) -> None:

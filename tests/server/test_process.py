@@ -204,10 +204,21 @@ def test_a_killed_engine_ends_requests_and_health(start: Start) -> None:
                 os.kill(served.llm.pid, signal.SIGKILL)
             text += piece
     assert '"code":"engine_closed"' in text
+    assert "the engine stopped: its process was ended by SIGKILL" in text
     assert text.endswith("data: [DONE]\n\n")
     assert served.client.get("/health").status_code == 503
     assert served.post(CHAT, DEFAULTS).status_code == 503
     assert served.app.state.bridge.num_open == 0
+
+
+def test_what_ended_the_engine_over_there_is_told_here(start: Start) -> None:
+    served = start(failure="the engine stopped: rank 1 is gone")
+    until(lambda: served.client.get("/health").status_code == 503)
+    error = served.llm.error
+    assert str(error) == "the engine stopped: rank 1 is gone. Look again."
+    assert not served.llm.is_alive
+    found = served.post(CHAT, DEFAULTS)
+    assert found.status_code == 503
 
 
 def test_a_model_that_is_not_there() -> None:
