@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from benchmarks.engine.workloads import SHAPES
 from benchmarks.rows import write_row
 from nvcli import kernels
-from nvcli.kernels import attention_plan, launch, rotary_store, sampling
+from nvcli.kernels import attention_plan, launch, rotary_store, sampling, tuned
 from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.forward_batch import ForwardBatch
 from nvcli.types import FP8_BLOCK
@@ -36,6 +36,8 @@ ATTENTION = [
     (1, 256),
     (1, 1024),
     (1, 4096),
+    (2, 256),
+    (4, 256),
     (8, 256),
     (8, 1024),
     (32, 256),
@@ -401,9 +403,12 @@ def _note_decode(note: Note) -> None:
     for rows, keys in ATTENTION:
         note(f"decode_{rows}x{keys}", measure_attention(rows, keys))
         if rows <= attention_plan.MAX_EARLY_ROWS:
-            attention_plan.set_early_keys(False)
-            note(f"planned_{rows}x{keys}", measure_attention(rows, keys))
-            attention_plan.set_early_keys(True)
+            for name, early_rows in (("early", rows), ("planned", 0)):
+                ask = tuned.attention
+                settings = replace(ask(torch.device("cuda", 0)), early_rows=early_rows)
+                tuned.attention = lambda device, found=settings: found
+                note(f"{name}_{rows}x{keys}", measure_attention(rows, keys))
+                tuned.attention = ask
     for rows, keys in ((1, 4096), (32, 1024), (131, 800), (256, 1024)):
         note(f"decode_fp8_{rows}x{keys}", measure_attention(rows, keys, fp8=True))
     note("decode_131x800_ragged", measure_attention(131, 800, ragged=True))

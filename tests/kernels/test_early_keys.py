@@ -54,6 +54,21 @@ CUDA_HEADS = [
 ]
 
 
+@contextmanager
+def early_keys(is_early: bool) -> Iterator[None]:
+    """For all steps that could have it, or for none."""
+    from nvcli.kernels import attention_plan, tuned
+
+    usual, most = tuned.attention, attention_plan.MAX_EARLY_ROWS
+    tuned.attention = lambda device: dataclasses.replace(usual(device), early_rows=most)
+    attention_plan.set_early_keys(is_early)
+    try:
+        yield
+    finally:
+        attention_plan.set_early_keys(True)
+        tuned.attention = usual
+
+
 @dataclasses.dataclass
 class Case:
     """A captured decode step's attention."""
@@ -66,22 +81,15 @@ class Case:
     newest: list[tuple[int, int]]  # block and offset of each row's newest key
 
     def run(self, *, early: bool) -> Tensor:
-        from nvcli.kernels import attention_plan, tuned
+        from nvcli.kernels import attention_plan
         from nvcli.kernels.triton_attention import TritonAttention
 
         backend = TritonAttention()
         self.batch.plan = None
-        attention_plan.set_early_keys(early)
-        usual = tuned.attention
-        most = attention_plan.MAX_EARLY_ROWS
-        tuned.attention = lambda device: dataclasses.replace(usual(device), early_rows=most)
-        try:
+        with early_keys(early):
             args = (self.q, self.k, self.v, self.batch, self.q.shape[2] ** -0.5, self.scales)
             got = backend.forward(*args)
             assert torch.equal(got, backend.forward(*args)), "a race: two runs differ"
-        finally:
-            attention_plan.set_early_keys(True)
-            tuned.attention = usual
         assert isinstance(self.batch.plan, attention_plan.RowPlan) == early
         assert not any(counters.any() for counters in backend._counters)
         return got
@@ -323,7 +331,8 @@ def check_steps(
     admitted by the step that fills it; rows 2 and 3 are padding. Every result is that of planned
     steps without dependent launch, but for the order of sums. -> the share of bits that differ
     """
-    from nvcli.kernels import attention_plan, launch, rotary_store
+    from nvcli.kernels import launch, rotary_store
+    from nvcli.kernels.attention_plan import AttentionPlan, RowPlan
     from nvcli.kernels.prepare import BLOCK_SHIFT, READS_NEW, StepTensors, prepare
     from nvcli.kernels.triton_attention import TritonAttention
     from nvcli.layers.forward_batch import ForwardBatch
@@ -359,21 +368,23 @@ def check_steps(
                 *(qkv, weight, angles + 1, angles, 1e-6, k, v, step.slot_mapping, scales)
             )
             result.copy_(backend.forward(q, k, v, batch, head_dim**-0.5, scales))
+        kinds.add(type(batch.plan))
 
     pools, outs, replays = [], [], []
+    kinds: set[type] = set()
     for is_early in (True, False):
         shape = (num_layers, 2, 3 * width, kv_heads, block, head_dim)
         pool = torch.zeros(shape, device=device, dtype=torch.float8_e4m3fn if has_fp8 else dtype)
         results = torch.zeros(num_layers, 4, num_heads, head_dim, device=device, dtype=dtype)
         replay = partial(body, TritonAttention(), pool, results)
-        attention_plan.set_early_keys(is_early)
         launch.set_pdl(is_early)
         if device.type == "cuda":
-            replay()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with early_keys(is_early):
                 replay()
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    replay()
             replay = partial(lambda graph, kept: graph.replay(), graph, replay)
         pools.append(pool)
         outs.append(results)
@@ -390,14 +401,14 @@ def check_steps(
                 row[3] |= int(blocks[row[0], row[1] // block] + 1) << BLOCK_SHIFT
         step.rows.copy_(torch.tensor(rows, dtype=torch.int32))
         for is_early, replay in zip((True, False), replays, strict=True):
-            attention_plan.set_early_keys(is_early)
-            replay()
+            with early_keys(is_early):
+                replay()
         early, planned = outs
         assert planned[:, : 2 if at >= block - 1 else 1].any()
         assert not early[:, 2:].any()
         torch.testing.assert_close(early, planned, atol=2e-2, rtol=2e-2, msg=f"step {at}")
         different += (early != planned).float().mean().item() / num_steps
-    attention_plan.set_early_keys(True)
+    assert kinds == {RowPlan, AttentionPlan}
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(*pools, strict=True))
     return different
 
