@@ -209,28 +209,33 @@ def resources_of(config: EngineConfig, num_replicas: int) -> dict[str, float]:
     nodes = [node["Resources"] for node in require_ray().nodes() if node["Alive"]]
     num_gpus = sum(int(node.get("GPU", 0)) for node in nodes)
     size = config.tensor_parallel_size
+    is_one = num_replicas == 1
+    replicas, each = (
+        ("1 replica takes", "") if is_one else (f"{num_replicas} replicas take", " each")
+    )
     if config.device == "cpu" or (config.device == "auto" and not num_gpus):
         num_cpus = sum(int(node.get("CPU", 0)) for node in nodes)
         if num_cpus < num_replicas:
             raise ClusterError(
-                f"{num_replicas} replicas take a CPU each, and the cluster has {num_cpus}",
-                param="replicas",
+                f"{replicas} a CPU{each}, and the cluster has {num_cpus}", param="replicas"
             )
         return {"num_cpus": 1}
     hint = "Fewer --replicas, or a smaller --tensor-parallel-size."
     if num_gpus < num_replicas * size:
         raise ClusterError(
-            f"{num_replicas} replicas take {num_replicas * size} GPUs, and the cluster has "
-            f"{num_gpus}",
+            f"{replicas} {_gpus(num_replicas * size)}, and the cluster has {num_gpus}",
             hint=hint,
             param="replicas",
         )
     places = sum(int(node.get("GPU", 0)) // size for node in nodes)
     if places < num_replicas:
         raise ClusterError(
-            f"each of {num_replicas} replicas takes {size} GPUs of one machine, and the cluster "
-            f"has room for {places}",
+            f"{replicas} {_gpus(size)} of one machine{each}, and the cluster has room for {places}",
             hint=hint,
             param="replicas",
         )
     return {"num_cpus": 0, "num_gpus": size}  # a machine may have fewer CPUs for us than GPUs
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -120,12 +120,20 @@ NODE = {"CPU": 4.0, "GPU": 4.0}
             [NODE, NODE],
             8,
             1,
-            "each of 1 replicas takes 8 GPUs of one machine, and the cluster has room for 0",
+            "1 replica takes 8 GPUs of one machine, and the cluster has room for 0",
         ),
         ([NODE, {"GPU": 3.0}], 2, 3, {"num_cpus": 0, "num_gpus": 2}),
         ([{"CPU": 4.0}], 1, 4, {"num_cpus": 1}),
         ([{"CPU": 1.5}, {"CPU": 1.5}], 1, 3, "3 replicas take a CPU each, and the cluster has 2"),
-        ([], 1, 1, "1 replicas take a CPU each, and the cluster has 0"),
+        ([], 1, 1, "1 replica takes a CPU, and the cluster has 0"),
+        ([], 4, 2, "2 replicas take a CPU each, and the cluster has 0"),
+        (
+            [{"GPU": 1.0}] * 4,
+            2,
+            2,
+            "2 replicas take 2 GPUs of one machine each, and the cluster has room for 0",
+        ),
+        ([{"GPU": 1.0}], 2, 1, "1 replica takes 2 GPUs, and the cluster has 1"),
     ],
 )
 def test_what_replicas_take(
