@@ -100,7 +100,8 @@ def of_the_best(  # type: ignore[no-untyped-def]
     # 1. The k groups with the greatest maxima, as a list of rising ids.
     g = tl.arange(0, GROUPS_POW2)
     maxima = tl.load(groups_ptr + g, mask=g < num_groups, other=0.0)
-    keys = tl.where(g < num_groups, ordered(maxima), 0)
+    # Numbers of 16 bits end in bits that say nothing: 0, or 1 where they are negative.
+    keys = tl.where(g < num_groups, ordered(maxima) >> low, 0)
     is_chosen, place = choose(keys, kth_largest(keys, top_k, low), top_k)
     tl.store(list_ptr + place, g, mask=is_chosen)
     tl.debug_barrier()
@@ -114,7 +115,7 @@ def of_the_best(  # type: ignore[no-untyped-def]
     x = load_row(ids, row_of, M, TABLES)
     x = tl.reshape(x, (K * GROUP,))
     ids = tl.reshape(ids, (K * GROUP,))
-    keys = tl.where(ids < row_of[1], ordered(x), 0)
+    keys = tl.where(ids < row_of[1], ordered(x) >> low, 0)
     is_chosen, place = choose(keys, kth_largest(keys, top_k, low), top_k)
     tl.store(list_ptr + place, ids, mask=is_chosen)
     tl.store(values_ptr + place, x, mask=is_chosen)

@@ -173,10 +173,10 @@ def place_of(x, ids):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def kth_largest(values, k, low):  # type: ignore[no-untyped-def]
-    """The k-th of [N] int64 numbers under 2**32, whose bits below `low` are 0; 0 of fewer."""
+    """The k-th of [N] int64 numbers of 32 - low bits; 0 of fewer."""
     found = tl.zeros((), tl.int64)
     for i in range(32 - low):
-        trial = found + (tl.full((), 1, tl.int64) << (31 - i))
+        trial = found + (tl.full((), 1, tl.int64) << (31 - low - i))
         count = tl.sum((values >= trial).to(tl.int32), axis=0)
         found = tl.where(count >= k, trial, found)
     return found

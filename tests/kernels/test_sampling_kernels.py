@@ -113,6 +113,8 @@ def check_sampling(vocab: int, padded: int, dtype: torch.dtype, device: str, see
         logits[2, : vocab // 2] = 1.0  # equal values around the k-th
         logits[10, ::3] = 2.0  # and around top_p
         logits[15, ::2] = 2.0
+        logits[9] -= 40.0  # all negative, and many equal around the k-th
+        logits[9, : vocab // 2] = -35.5
         logits = logits.to(device)
         start = len(PROMPT) + len(OUTPUT) + step - 1
         rows = [Row(None, 0, slot, start, 1, samples=True) for slot in order]  # type: ignore[arg-type]
@@ -242,6 +244,8 @@ def check_all_in_float32() -> None:
     sampling.CHUNK, sampling.TILE, sampling.CHUNKS_A_PROGRAM = 256, 512, 3
     for vocab, padded in ((290, 300), (64, 64), (1100, 1200)):
         check_sampling(vocab, padded, torch.float32, "cpu")
+    check_sampling(1100, 1200, torch.float16, "cpu")
+    check_sampling(1100, 1200, torch.bfloat16, "cpu")
     check_uniforms("cpu")
     check_prepare("cpu")
     check_hand_over("cpu")
