@@ -191,7 +191,8 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         width = shutil.get_terminal_size().columns
-        self._write(f"\r\x1b[K{text[: width - 1]}")
+        # Never broken into a second row, which would stay: a terminal may draw a sign wider.
+        self._write(f"\x1b[?7l\r\x1b[K{text[: width - 1]}\x1b[?7h")
         self._has_bar = True
 
     def _clear(self) -> None:

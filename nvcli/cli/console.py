@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from nvcli.cli.interrupts import interrupts_never_lost
-from nvcli.repl.screen import Screen, repair, visible
+from nvcli.repl.screen import Screen, repair, unbroken, visible
 from nvcli.repl.wrap import wrap
 
 if TYPE_CHECKING:
@@ -201,5 +201,5 @@ class Spinner:
             elapsed = time.monotonic() - start
             width, _ = self._screen.size()
             line = f"{_FRAMES[frame % len(_FRAMES)]} {self._text} {elapsed:.1f} s"[: width - 1]
-            self._screen.write_err(f"\r\x1b[K{line}")
+            self._screen.write_err(unbroken(f"\r\x1b[K{line}"))
             frame += 1

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from nvcli.repl.blocks import BlockSplitter, draw_block
-from nvcli.repl.screen import ControlFilter, Screen
+from nvcli.repl.screen import ControlFilter, Screen, unbroken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ class MarkdownAnswer:
         self._erase()
         gap = "" if self._is_first or not rows else "\n"
         self._tail = [""] * len(gap) + rows
-        self._screen.write("\n".join(self._tail))
+        self._screen.write(unbroken("\n".join(self._tail)))
 
     def _erase(self) -> None:
         """Take the tail back, counting its rows at the width the terminal has now."""
@@ -162,7 +162,8 @@ class ThinkingPane:
             now = self._clock()
             if now - self._last_redraw >= 0.1:
                 self._last_redraw = now
-                self._screen.write_err(f"\r\x1b[K{self._line('thinking')}", dim=True)
+                line = self._line("thinking")
+                self._screen.write_err(unbroken(f"\r\x1b[K{line}"), dim=True)
 
     def change(self, view: ThinkingView) -> None:
         """Folded: what was printed stays, the rest is counted. Shown: from here on."""

@@ -45,6 +45,13 @@ def _is_escaped(text: str) -> bool:
     return all(not 0xD800 <= ord(c) <= 0xDFFF or 0xDC80 <= ord(c) <= 0xDCFF for c in text)
 
 
+def unbroken(text: str) -> str:
+    """`text` whose rows the terminal cuts at its edge instead of breaking them: what is to be taken
+    back must stand on the rows that were counted, and only the terminal knows how wide it draws an
+    emoji, or a sign that is narrow here and wide in a Chinese or Japanese setup."""
+    return f"\x1b[?7l{text}\x1b[?7h"
+
+
 class ControlFilter:
     """`visible` for text that arrives in pieces: a CR LF may be split between two of them."""
 

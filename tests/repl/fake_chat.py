@@ -23,6 +23,7 @@ from tests.fakes import FakeLLM, Reply
 from tests.repl.driver import taken_path
 
 NUMBERS = [f"{n} " for n in range(1, 2001)]
+EMOJI = "- 👩🏽‍🚀 世界 " + "wide 漢字 text " * 12 + "\n- two\n\n```py\nx = '世'\n```\n"
 SCRIPTS = {
     "plain": [Reply("The **answer** is 4.\n\nReally.\n", reasoning="Two and two.")],
     "slow": [Reply(NUMBERS, delay_s=0.02), Reply("Done.")],
@@ -54,9 +55,8 @@ SCRIPTS = {
         ),
         Reply("It hung."),
     ],
-    "emoji-list": [
-        Reply("- 👩🏽‍🚀 世界 " + "wide 漢字 text " * 12 + "\n- two\n\n```py\nx = '世'\n```\n")
-    ],
+    "emoji-list": [Reply(EMOJI)],
+    "emoji-slow": [Reply([EMOJI[i : i + 4] for i in range(0, len(EMOJI), 4)], delay_s=0.04)],
     "small-context": [
         Reply("word " * 50),
         Reply(error=ContextLengthError("the prompt does not fit")),

@@ -201,9 +201,12 @@ def test_a_dumb_terminal_gets_no_escapes_from_the_answer(
 
 
 @needs_tmux
-def test_forty_columns_and_wide_characters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["emoji-list", "emoji-slow"])
+def test_forty_columns_and_wide_characters(tmp_path: Path, script: str) -> None:
+    """At once, and in pieces that are each drawn: tmux draws the astronaut wider than she was
+    measured, which must leave nothing behind."""
     with Tmux(tmp_path, width=40, height=20) as term:
-        term.run("emoji-list")
+        term.run(script)
         term.keys("hi", "Enter")
         screen = term.wait_for("stop$")
         assert screen.count("漢字") == 12

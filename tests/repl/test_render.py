@@ -14,6 +14,7 @@ from nvcli.repl.render import (
     AnswerRenderer,
     MarkdownAnswer,
     PlainAnswer,
+    ThinkingPane,
     ThinkingView,
     last_rows,
 )
@@ -95,11 +96,16 @@ def test_code_can_be_copied() -> None:
 
 
 class TinyTerminal(io.StringIO):
-    """Applies what the renderer writes to rows of `width` cells (no scrolling: all rows stay)."""
+    """Applies what the renderer writes to rows of `width` cells (no scrolling: all rows stay).
 
-    def __init__(self, width: int) -> None:
+    wide: characters that it draws in two cells, whatever others think of them.
+    """
+
+    def __init__(self, width: int, wide: str = "") -> None:
         super().__init__()
         self.width = width
+        self.wide = wide
+        self.breaks = True
         self.rows = [""]
         self.row = 0
         self.column = 0
@@ -108,8 +114,10 @@ class TinyTerminal(io.StringIO):
         return True
 
     def write(self, text: str) -> int:
-        for part in re.findall(r"\x1b\[\d*[A-Za-z]|\x1b\[[0-9;]*m|[^\x1b]", text):
-            if part == "\r":
+        for part in re.findall(r"\x1b\[\??\d*[A-Za-z]|\x1b\[[0-9;]*m|[^\x1b]", text):
+            if part in ("\x1b[?7l", "\x1b[?7h"):
+                self.breaks = part == "\x1b[?7h"
+            elif part == "\r":
                 self.column = 0
             elif part == "\n":
                 self.row, self.column = self.row + 1, 0
@@ -124,18 +132,24 @@ class TinyTerminal(io.StringIO):
                 self.row -= int(part[2:-1])
                 assert self.row >= 0
             elif not part.startswith("\x1b"):
-                if self.column == self.width:
-                    self.write("\n")
-                line = self.rows[self.row].ljust(self.column)
-                self.rows[self.row] = line[: self.column] + part + line[self.column + 1 :]
-                self.column += 1
+                self._draw(part + "\0" * (part in self.wide))
         return len(text)
+
+    def _draw(self, cells: str) -> None:
+        if self.column + len(cells) > self.width:
+            if self.breaks:
+                self.write("\n")
+            else:
+                self.column = self.width - len(cells)
+        line = self.rows[self.row].ljust(self.column)
+        self.rows[self.row] = line[: self.column] + cells + line[self.column + len(cells) :]
+        self.column += len(cells)
 
     def screen(self) -> Screen:
         return Screen(self, self, out_is_terminal=True, err_is_terminal=True)
 
     def shown(self) -> str:
-        return "\n".join(row.rstrip() for row in self.rows).rstrip("\n")
+        return "\n".join(row.replace("\0", "").rstrip() for row in self.rows).rstrip("\n")
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
@@ -155,6 +169,36 @@ def test_streamed_answer_ends_as_if_drawn_at_once(
     expected = "\n".join(draw_block(b, width=30, use_color=False) for b in split(text))
     assert terminal.shown() == expected.rstrip("\n")
     assert terminal.shown().count(" 1 item") == 1  # nothing twice, however long the list
+
+
+def test_what_the_terminal_draws_wider_than_it_was_measured_stands_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each redraw takes back all that the one before drew."""
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setenv("LINES", "15")
+    terminal = TinyTerminal(30, wide="…")
+    ticks = iter(range(10**6))
+    answer = MarkdownAnswer(terminal.screen(), clock=lambda: float(next(ticks)))
+    answer.feed("Before.\n\n")
+    for char in "one… two… " * 12:
+        answer.feed(char)
+        assert len(terminal.rows) <= 2 + 8
+        assert terminal.shown().startswith("Before.\n\no")
+    answer.finish()
+    assert "".join(terminal.shown().split()) == "Before." + "one…two…" * 12
+    assert terminal.breaks
+
+
+def test_a_terminal_too_narrow_for_the_count_of_thinking_keeps_one_row() -> None:
+    terminal = TinyTerminal(12)
+    ticks = iter(range(100))
+    pane = ThinkingPane(terminal.screen(), ThinkingView.FOLD, lambda: float(next(ticks)))
+    for count in range(20):
+        pane.feed("hm", count)
+        assert len(terminal.rows) == 1
+    pane.close()
+    assert "".join(terminal.rows).startswith("thought")
 
 
 def test_live_tail_shows_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
