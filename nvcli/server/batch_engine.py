@@ -119,7 +119,7 @@ class RunProgress:
     def update(self, counts: Counts) -> None:
         self._count(counts)
 
-    def finish(self, counts: Counts) -> None:
+    def finish(self, counts: Counts, *, is_whole: bool = True) -> None:
         self._count(counts)
 
     def status(self, counts: Counts) -> None:
