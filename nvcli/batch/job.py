@@ -19,7 +19,7 @@ from nvcli.batch.fingerprint import draw_seed, fingerprint
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.output_lines import LineWriter
 from nvcli.batch.prescan import can_prescan, prescan
-from nvcli.batch.progress import Counts, Progress
+from nvcli.batch.progress import Counts, ShowsProgress
 from nvcli.batch.run import BatchRun
 from nvcli.batch.signals import answer_status
 from nvcli.batch.sink import OutputError, OutputLock
@@ -50,7 +50,7 @@ def run_job(
     *,
     find_model: Callable[[], Path | str],
     load: Callable[[], BatchEngine],
-    progress: Progress,
+    progress: ShowsProgress,
 ) -> int:
     """Run a batch and return its exit code, 0 or 4. Raises `NvcliError`s for every other end; the
     message says how many records are safe."""
@@ -93,7 +93,7 @@ def _run(
     sink: LineSink,
     target: Target,
     counts: Counts,
-    progress: Progress,
+    progress: ShowsProgress,
     seed: int,
 ) -> None:
     tokenizer = tokenizer_of(engine)
@@ -187,7 +187,7 @@ def _is_device(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
-def _finish(options: BatchOptions, counts: Counts, target: Target, progress: Progress) -> int:
+def _finish(options: BatchOptions, counts: Counts, target: Target, progress: ShowsProgress) -> int:
     progress.finish(counts)
     failed = counts.num_failed + (target.existing.num_errors if target.existing else 0)
     if not failed:

@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from nvcli.batch.options import ProgressMode
 
@@ -122,6 +122,15 @@ def format_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class ShowsProgress(Protocol):
+    """What a run tells of itself to: `Progress`, or a server's batch."""
+
+    def update(self, counts: Counts) -> None: ...
+    def finish(self, counts: Counts, *, is_whole: bool = True) -> None: ...
+    def status(self, counts: Counts) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class Progress:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
     from nvcli.batch.output_lines import LineWriter
-    from nvcli.batch.progress import Counts, Progress
+    from nvcli.batch.progress import Counts, ShowsProgress
     from nvcli.batch.records import Failure
     from nvcli.batch.sink import LineSink
     from nvcli.text import Tokenizer
@@ -75,7 +75,7 @@ class BatchRun:
         sink: LineSink,
         lines: LineWriter,
         counts: Counts,
-        progress: Progress,
+        progress: ShowsProgress,
         seed: int,
         existing: ExistingOutput | None = None,
     ) -> None:

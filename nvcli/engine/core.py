@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from nvcli.engine.step import Row, StepDevice, StepPlan, StepResult, Ticket
     from nvcli.types import TokenLogprob
 
-FEW_UPDATES = 4  # some 20 us of text work each
+FEW_UPDATES = 4  # whose text work is done before a step of so few rows is
 
 
 @dataclass(slots=True)

@@ -225,7 +225,7 @@ class BatchManager:
                 engine.config,
                 find_model=lambda: self.folder,  # a changed model is no reason not to go on
                 load=lambda: engine,
-                progress=RunProgress(lambda counts: self._count(batch, counts)),  # type: ignore[arg-type]
+                progress=RunProgress(lambda counts: self._count(batch, counts)),
             )
         except NvcliError as error:
             is_ours = self._is_stopping or batch["status"] == "cancelling"
