@@ -271,9 +271,10 @@ def measure_small(rows: int) -> dict[str, float]:
     )
     tokens = torch.zeros(rows, 64, device="cuda", dtype=torch.int32)
     out = torch.zeros(rows, device="cuda", dtype=torch.int32)
+    counters = torch.zeros(rows, device="cuda", dtype=torch.int32)
 
     def sample(f: Any, i: Any) -> None:
-        sampling.sample(logits, slots, slots * 0, f, i, tokens, out, 151_936, tables)
+        sampling.sample(logits, slots, slots * 0, f, i, tokens, out, counters, 151_936, tables)
 
     bodies: dict[str, Callable[[], Any]] = {
         "add_rms_norm": lambda: kernels.add_rms_norm(x, x, x[0], 1e-6),

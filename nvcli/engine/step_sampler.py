@@ -34,6 +34,7 @@ class StepSampler:
         self.vocab_size = vocab_size
         counts, prompt_seen, logit_bias = state.allocate_tables()
         self._tables = Tables(counts, prompt_seen, logit_bias, state.masked_ids)
+        self._counters = torch.zeros(len(state.slots), dtype=torch.int32, device=state.device)
 
     def admit(self, plan: StepPlan) -> None:
         """Before the kernel: it will count the samples of rows with penalties, and one that
@@ -58,6 +59,7 @@ class StepSampler:
             state.params_i,
             state.tokens,
             out,
+            self._counters,
             self.vocab_size,
             self._tables,
         )

@@ -1,11 +1,12 @@
-"""Triton kernels: one token a row from 16-bit logits, without a sort and without float32 copies.
+"""Triton kernel: one token a row from 16-bit logits, without a sort and without float32 copies.
 
 A token is drawn as `noise.py` says: a group of 64 ids, then the id. Greedy rows take the group with
 the greatest maximum, and its first greatest id. Penalties, biases and masked ids are applied to
 logits as they are read.
 
-    _scan_kernel     group -> its maximum, and for random rows the sum of exp((x - maximum) / T)
-    _finish_kernel   row   -> the token, written to `out` and to `tokens[slot, position]`
+    every program of a row   groups -> their maxima, and for random rows the sums of
+                             exp((x - maximum) / temperature)
+    the last one to end      row -> the token, written to `out` and to `tokens[slot, position]`
 
 Filters come after the draw, which they seldom change. Small top_k: the k best lie in the k groups
 with the greatest maxima, so those alone are read again; top_p and min_p are applied to the k. Other
@@ -28,14 +29,14 @@ import triton.language as tl
 from nvcli.kernels.launch import launch_options
 from nvcli.kernels.noise import GROUP
 from nvcli.kernels.sampling_draw import of_all, of_the_best, unfiltered
-from nvcli.kernels.sampling_parts import changed, exp2, row_key
+from nvcli.kernels.sampling_parts import exp2, row_key, values_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHUNK = 4096  # ids a program of the scan holds at once
-PART = 512  # groups that the last kernel holds at once
-TILE = 4096  # of a pass over a whole row by one program
+CHUNK = 4096  # ids that a program reads at once
+PART = 512  # groups that the last program of a row holds at once
+TILE = 2048  # of a pass over a whole row by one program
 CHUNKS_A_PROGRAM = 4  # of the scan, with so many rows that there are programs enough
 MANY_ROWS = 16
 MAX_TOP_K = 64
@@ -72,97 +73,10 @@ def _inverse(temperature, unit):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["per"],
     do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
 )
-def _scan_kernel(  # type: ignore[no-untyped-def]
-    logits_ptr,  # [B, V]
-    slots_ptr,  # [B] int64; -1: not sampled
-    positions_ptr,  # [B] int64
-    params_f_ptr,  # [S, 8] float64
-    params_i_ptr,  # [S, 8] int64
-    counts_ptr,  # [S, V] int32
-    seen_ptr,  # [S, V] int8
-    bias_ptr,  # [S, V] float32
-    masked_ptr,  # [S, M] int32
-    maxima_ptr,  # [B, G] float32
-    masses_ptr,  # [B, G] float32
-    logits_row_stride,
-    table_row_stride,
-    vocab_size,
-    width,
-    num_groups,
-    CHUNK: tl.constexpr,
-    PER: tl.constexpr,
-    GROUP: tl.constexpr,
-    M: tl.constexpr,
-    TABLES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    # 1. The logits are asked for first: what to do with them takes three loads in a row to know.
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(1).to(tl.int64)
-    row_ptr = logits_ptr + row * logits_row_stride
-    first = tl.program_id(0) * PER
-    NUM_GROUPS: tl.constexpr = CHUNK // GROUP
-    group = tl.arange(0, NUM_GROUPS)
-    lane = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    ids = first * CHUNK + lane
-    following = tl.load(row_ptr + ids, mask=ids < width, other=-float("inf"))
-    slot = tl.load(slots_ptr + row)
-    if slot < 0:
-        return
-    params_i = params_i_ptr + slot * 8
-    temperature = tl.load(params_f_ptr + slot * 8).to(tl.float32)
-    inverse = _inverse(temperature, 1.4426950408889634)  # for powers of two
-    flags = tl.zeros((), tl.int64)
-    num_masked = tl.zeros((), tl.int32)
-    if TABLES:
-        flags = tl.load(params_i + 4)
-        num_masked = _num_masked(params_i, tl.load(positions_ptr + row))
-    row_of = (
-        row_ptr,
-        vocab_size,
-        slot,
-        flags,
-        num_masked,
-        params_f_ptr,
-        counts_ptr,
-        seen_ptr,
-        bias_ptr,
-        masked_ptr,
-        table_row_stride,
-        width,
-    )
-
-    # 2. Chunk by chunk, the next one on its way.
-    for i in tl.static_range(PER):
-        start = (first + i) * CHUNK
-        ids = start + lane
-        x = following.to(tl.float32)
-        if i + 1 < PER:
-            more = ids + CHUNK
-            following = tl.load(row_ptr + more, mask=more < width, other=-float("inf"))
-        if start + CHUNK > vocab_size:
-            x = tl.where(ids < vocab_size, x, -float("inf"))
-        if TABLES:  # noqa: SIM102 - one is decided when it is compiled, the other when it runs
-            if (flags != 0) | (num_masked > 0):
-                x = changed(x, ids, ids < width, row_of, M)
-        maxima = tl.max(x, axis=1)
-        of_row = start // GROUP + group
-        at = row * num_groups + of_row
-        tl.store(maxima_ptr + at, maxima, mask=of_row < num_groups)
-        if temperature > 0:
-            top = tl.maximum(maxima, -3.0e38)
-            mass = tl.sum(exp2((x - top[:, None]) * inverse), axis=1)
-            tl.store(masses_ptr + at, mass, mask=of_row < num_groups)
-
-
-@triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize_on_alignment=["slots_ptr", "positions_ptr"],
-)
-def _finish_kernel(  # type: ignore[no-untyped-def]
+def _sample_kernel(  # type: ignore[no-untyped-def]
     logits_ptr,  # [B, V]
     slots_ptr,  # [B] int64; -1: not sampled
     positions_ptr,  # [B] int64
@@ -176,6 +90,7 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     masses_ptr,  # [B, G] float32
     list_ptr,  # [B, K] int32, scratch
     values_ptr,  # [B, K] float32, scratch
+    counters_ptr,  # [B] int32, zero before and after
     tokens_ptr,  # [S, L] int32
     out_ptr,  # [B] int32
     logits_row_stride,
@@ -184,6 +99,8 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     vocab_size,
     width,
     num_groups,
+    per,  # chunks a program
+    CHUNK: tl.constexpr,
     PARTS: tl.constexpr,
     PART: tl.constexpr,
     GROUPS_POW2: tl.constexpr,
@@ -195,29 +112,36 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
     TABLES: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    # 1. The logits are asked for first: what to do with them takes three loads in a row to know.
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
+    row_ptr = logits_ptr + row * logits_row_stride
+    NUM_GROUPS: tl.constexpr = CHUNK // GROUP
+    group = tl.arange(0, NUM_GROUPS)
+    lane = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    first = tl.program_id(0) * per
+    end = tl.minimum(first + per, tl.cdiv(vocab_size, CHUNK))
+    ids = first * CHUNK + lane
+    first_next = tl.load(row_ptr + ids, mask=ids < width, other=-float("inf"))
+    ids += CHUNK
+    stop = tl.where(first + 1 < end, width, 0)
+    second_next = tl.load(row_ptr + ids, mask=ids < stop, other=-float("inf"))
     slot = tl.load(slots_ptr + row)
     if slot < 0:
-        tl.store(out_ptr + row, -1)
+        if first == 0:
+            tl.store(out_ptr + row, -1)
         return
     position = tl.load(positions_ptr + row)
     params_i = params_i_ptr + slot * 8
     params_f = params_f_ptr + slot * 8
     temperature = tl.load(params_f).to(tl.float32)
-    inverse = _inverse(temperature, 1.0)
-    top_k = _top_k(params_i, vocab_size)
-    top_p = tl.load(params_f + 1)
-    log_min_p = tl.log(tl.load(params_f + 2).to(tl.float32))
-    key = row_key(tl.load(params_i + 1), position)
     flags = tl.zeros((), tl.int64)
     num_masked = tl.zeros((), tl.int32)
     if TABLES:
         flags = tl.load(params_i + 4)
         num_masked = _num_masked(params_i, position)
-    row_ptr = logits_ptr + row * logits_row_stride
     row_of = (
         row_ptr,
         vocab_size,
@@ -232,12 +156,46 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
         table_row_stride,
         width,
     )
+    maxima_ptr += row * num_groups
+    masses_ptr += row * num_groups
+
+    # 2. Chunk by chunk, the next two on their way: what the groups amount to.
+    inverse_2 = _inverse(temperature, 1.4426950408889634)  # for powers of two
+    for chunk in range(first, end):
+        ids = chunk * CHUNK + lane
+        fetched, first_next = first_next, second_next
+        stop = tl.where(chunk + 2 < end, width, 0)
+        later = ids + 2 * CHUNK
+        second_next = tl.load(row_ptr + later, mask=later < stop, other=-float("inf"))
+        x = values_of(fetched, ids, (chunk + 1) * CHUNK, row_of, M, TABLES)
+        maxima = tl.max(x, axis=1)
+        at = chunk * NUM_GROUPS + group
+        tl.store(maxima_ptr + at, maxima, mask=at < num_groups)
+        if temperature > 0:
+            top = tl.maximum(maxima, -3.0e38)
+            mass = tl.sum(exp2((x - top[:, None]) * inverse_2), axis=1)
+            tl.store(masses_ptr + at, mass, mask=at < num_groups)
+
+    # 3. The last program of the row goes on. The barrier puts all stores of a program before its
+    #    count, whose release makes them visible to whoever acquires it.
+    tl.debug_barrier()
+    counter = counters_ptr + row
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") < tl.num_programs(0) - 1:
+        return
+    tl.store(counter, 0)
+
+    # 4. The draw, and what the filters say to it.
+    top_k = _top_k(params_i, vocab_size)
+    top_p = tl.load(params_f + 1)
+    log_min_p = tl.log(tl.load(params_f + 2).to(tl.float32))
+    key = row_key(tl.load(params_i + 1), position)
+    inverse = _inverse(temperature, 1.0)
     score, token, peak = unfiltered(
         temperature,
         inverse,
         key,
-        maxima_ptr + row * num_groups,
-        masses_ptr + row * num_groups,
+        maxima_ptr,
+        masses_ptr,
         num_groups,
         row_of,
         PARTS,
@@ -256,7 +214,7 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
                 inverse,
                 tl.where(flags != 0, 0, LOW),
                 key,
-                maxima_ptr + row * num_groups,
+                maxima_ptr,
                 list_ptr + row * K,
                 values_ptr + row * K,
                 num_groups,
@@ -281,11 +239,12 @@ def _finish_kernel(  # type: ignore[no-untyped-def]
                 TABLES,
                 TILE,
             )
-    # Where masks forbid everything, nothing is sampled; a step already launched reads id 0.
+
+    # 5. Where masks forbid everything, nothing is sampled; a step already launched reads id 0.
     token = tl.where(score > -float("inf"), token, -1)
     tl.store(out_ptr + row, token)
     tl.store(tokens_ptr + slot * tokens_row_stride + position, tl.maximum(token, 0))
-    if TABLES:  # noqa: SIM102 - as above
+    if TABLES:  # noqa: SIM102 - one is decided when it is compiled, the other when it runs
         if ((flags & 1) != 0) & (token >= 0):
             count_ptr = counts_ptr + slot * table_row_stride + token
             tl.store(count_ptr, tl.load(count_ptr) + 1)
@@ -299,6 +258,7 @@ def sample(
     params_i: Tensor,
     tokens: Tensor,
     out: Tensor,
+    counters: Tensor,
     vocab_size: int,
     tables: Tables | None = None,
 ) -> None:
@@ -310,6 +270,7 @@ def sample(
     params_f, params_i:  [S, 8]           columns as `device_state.F` and `I`
     tokens:              [S, L] int32     written at [slot, position]
     out:                 [B] int32        written; -1 where masks forbid every token
+    counters:            [B] int32        or longer; zeros, and zeros again afterwards
     tables:              for rows whose flags or masked ids say so; None: there are none
 
     Reads 2 B V bytes once, and twice or more for rows with top_p alone, min_p or a top_k beyond
@@ -320,6 +281,7 @@ def sample(
     assert logits.stride(1) == 1, "logits must be contiguous in a row"
     assert tokens.stride(1) == 1, "tokens must be contiguous in a row"
     assert params_f.shape[1] == params_i.shape[1] == 8, "eight parameters a slot"
+    assert counters.numel() >= num_rows, "a counter a row"
     assert params_f.is_contiguous(), "parameters must be contiguous"
     assert params_i.is_contiguous(), "parameters must be contiguous"
     device = logits.device
@@ -342,31 +304,7 @@ def sample(
         assert counts.shape[1] >= width, "tables must be as wide as the logits"
         assert masked.is_contiguous(), "masked ids must be contiguous"
     per = CHUNKS_A_PROGRAM if num_rows >= MANY_ROWS else 1
-    _scan_kernel[(triton.cdiv(vocab_size, CHUNK * per), num_rows)](
-        logits,
-        slots,
-        positions,
-        params_f,
-        params_i,
-        counts,
-        seen,
-        bias,
-        masked,
-        maxima,
-        masses,
-        logits.stride(0),
-        stride,
-        vocab_size,
-        width,
-        num_groups,
-        CHUNK=CHUNK,
-        PER=per,
-        GROUP=GROUP,
-        M=masked.shape[1],
-        TABLES=tables is not None,
-        **launch_options(device, num_warps=8),
-    )
-    _finish_kernel[(num_rows,)](
+    _sample_kernel[(triton.cdiv(vocab_size, CHUNK * per), num_rows)](
         logits,
         slots,
         positions,
@@ -380,6 +318,7 @@ def sample(
         masses,
         empty(MAX_TOP_K, torch.int32),
         empty(MAX_TOP_K),
+        counters,
         tokens,
         out,
         logits.stride(0),
@@ -388,6 +327,8 @@ def sample(
         vocab_size,
         width,
         num_groups,
+        per,
+        CHUNK=CHUNK,
         PARTS=triton.cdiv(num_groups, PART),
         PART=PART,
         GROUPS_POW2=triton.next_power_of_2(num_groups),
@@ -397,5 +338,6 @@ def sample(
         M=masked.shape[1],
         LOW=LOW_BITS[logits.dtype],
         TABLES=tables is not None,
-        **launch_options(device, num_warps=16),
+        # Two programs a multiprocessor: the filters alone would take the registers of one.
+        **launch_options(device, num_warps=8, maxnreg=128),
     )

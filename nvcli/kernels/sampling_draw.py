@@ -10,10 +10,11 @@ import triton.language as tl
 from nvcli.kernels.sampling_parts import (
     AGAIN,
     GROUPS,
+    NO_ID,
+    NO_ORDER,
     best_before,
     choose,
     gumbel,
-    kth_largest,
     kth_place,
     load_row,
     log,
@@ -21,8 +22,6 @@ from nvcli.kernels.sampling_parts import (
     ordered,
     place_of,
 )
-
-_NO_ID = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -72,7 +71,7 @@ def unfiltered(  # type: ignore[no-untyped-def]
     y = load_row(ids, row_of, M, TABLES)
     if temperature > 0:
         y = (y - peak) * inverse + gumbel(key, ids)
-    token = tl.min(tl.where(y == tl.max(y, axis=0), ids, _NO_ID), axis=0)
+    token = tl.min(tl.where(y == tl.max(y, axis=0), ids, NO_ID), axis=0)
     return score, token, peak
 
 
@@ -100,9 +99,8 @@ def of_the_best(  # type: ignore[no-untyped-def]
     # 1. The k groups with the greatest maxima, as a list of rising ids.
     g = tl.arange(0, GROUPS_POW2)
     maxima = tl.load(groups_ptr + g, mask=g < num_groups, other=0.0)
-    # Numbers of 16 bits end in bits that say nothing: 0, or 1 where they are negative.
-    keys = tl.where(g < num_groups, ordered(maxima) >> low, 0)
-    is_chosen, place = choose(keys, kth_largest(keys, top_k, low), top_k)
+    keys = tl.where(g < num_groups, ordered(maxima), NO_ORDER)
+    is_chosen, place = choose(keys, top_k, low)
     tl.store(list_ptr + place, g, mask=is_chosen)
     tl.debug_barrier()
     rank = tl.arange(0, K)
@@ -115,8 +113,8 @@ def of_the_best(  # type: ignore[no-untyped-def]
     x = load_row(ids, row_of, M, TABLES)
     x = tl.reshape(x, (K * GROUP,))
     ids = tl.reshape(ids, (K * GROUP,))
-    keys = tl.where(ids < row_of[1], ordered(x) >> low, 0)
-    is_chosen, place = choose(keys, kth_largest(keys, top_k, low), top_k)
+    keys = tl.where(ids < row_of[1], ordered(x), NO_ORDER)
+    is_chosen, place = choose(keys, top_k, low)
     tl.store(list_ptr + place, ids, mask=is_chosen)
     tl.store(values_ptr + place, x, mask=is_chosen)
     tl.debug_barrier()
@@ -137,7 +135,7 @@ def of_the_best(  # type: ignore[no-untyped-def]
     is_left = tl.max(tl.where((ids == token) & (y > -float("inf")), 1, 0), axis=0)
     if is_left == 0:
         scores = y + gumbel(key, AGAIN + ids)
-        token = tl.min(tl.where(scores == tl.max(scores, axis=0), ids, _NO_ID), axis=0)
+        token = tl.min(tl.where(scores == tl.max(scores, axis=0), ids, NO_ID), axis=0)
     return token
 
 

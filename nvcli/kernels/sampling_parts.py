@@ -36,6 +36,8 @@ _HASH_3 = tl.constexpr(noise.HASH_3)
 _LOW_30_OF_34 = tl.constexpr((1 << 34) - 1)  # what is left of 64 bits after >> 30
 _LOW_27_OF_37 = tl.constexpr((1 << 37) - 1)
 _LOW_31_OF_33 = tl.constexpr((1 << 33) - 1)
+NO_ID = tl.constexpr(0x7FFFFFFF)
+NO_ORDER = tl.constexpr(-(1 << 31))
 _ID_BITS = tl.constexpr(ID_BITS)
 _LAST_ID = tl.constexpr((1 << ID_BITS) - 1)
 
@@ -136,6 +138,23 @@ def changed(x, ids, is_there, row, M: tl.constexpr):  # type: ignore[no-untyped-
     return x
 
 
+@triton.jit
+def fetch(ids, row):  # type: ignore[no-untyped-def]
+    """Logits as they lie there: asked for early, used by `values_of`. Arguments as `load_row`'s."""
+    return tl.load(row[0] + ids, mask=ids < row[11], other=-float("inf"))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def values_of(fetched, ids, stop, row, M: tl.constexpr, TABLES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What `load_row` gives, of logits that were fetched; stop: above all ids."""
+    x = fetched.to(tl.float32)
+    if (row[3] != 0) | (row[4] > 0) | (stop > row[1]):
+        if TABLES:
+            x = changed(x, ids, ids < row[11], row, M)
+        x = tl.where(ids < row[1], x, -float("inf"))
+    return x
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def load_row(ids, row, M: tl.constexpr, TABLES: tl.constexpr):  # type: ignore[no-untyped-def]
     """float32 logits of these ids as they are sampled from; -inf beyond the vocabulary.
@@ -148,11 +167,7 @@ def load_row(ids, row, M: tl.constexpr, TABLES: tl.constexpr):  # type: ignore[n
     What lies between the vocabulary and the row's end is read and put aside: the width is a
     multiple of 16 where the vocabulary is not, so eight ids are one load.
     """
-    is_there = ids < row[11]
-    x = tl.load(row[0] + ids, mask=is_there, other=-float("inf")).to(tl.float32)
-    if TABLES:
-        x = changed(x, ids, is_there, row, M)
-    return tl.where(ids < row[1], x, -float("inf"))
+    return values_of(fetch(ids, row), ids, row[1] + 1, row, M, TABLES)
 
 
 # --- the best of many ----------------------------------------------------------------------------
@@ -160,35 +175,41 @@ def load_row(ids, row, M: tl.constexpr, TABLES: tl.constexpr):  # type: ignore[n
 
 @triton.jit
 def ordered(x):  # type: ignore[no-untyped-def]
-    """float32 -> int64 from 1 to 2**32 - 1, in the order of the floats; both zeros are one."""
+    """float32 -> int32 above NO_ORDER, in the order of the floats; both zeros are one."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 0x80000000
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def place_of(x, ids):  # type: ignore[no-untyped-def]
     """The token's place among all, as int64: greater is better."""
-    return (ordered(x) << _ID_BITS) | (_LAST_ID - ids.to(tl.int64))
+    return ((ordered(x).to(tl.int64) + 0x80000000) << _ID_BITS) | (_LAST_ID - ids.to(tl.int64))
 
 
 @triton.jit
 def kth_largest(values, k, low):  # type: ignore[no-untyped-def]
-    """The k-th of [N] int64 numbers of 32 - low bits; 0 of fewer."""
-    found = tl.zeros((), tl.int64)
+    """The k-th of [N] int32 numbers of 32 - low bits; of fewer, the least of so many bits."""
+    one = tl.full((), 1, tl.int32)
+    found = -(one << (31 - low))
     for i in range(32 - low):
-        trial = found + (tl.full((), 1, tl.int64) << (31 - low - i))
+        trial = found + (one << (31 - low - i))  # the first time 0, modulo 2**32
         count = tl.sum((values >= trial).to(tl.int32), axis=0)
         found = tl.where(count >= k, trial, found)
     return found
 
 
 @triton.jit
-def choose(values, threshold, k):  # type: ignore[no-untyped-def]
+def choose(keys, k, low):  # type: ignore[no-untyped-def]
     """The k largest of [N], the earliest among equals: which, and where each goes in a list that
     keeps their order.
+
+    keys: int32 as `ordered` makes them, NO_ORDER for what cannot be chosen; low: how many bits at
+    the end say nothing: all 0, or all 1 where the number is negative.
     """
+    values = keys >> low
+    threshold = kth_largest(values, k, low)
     is_above = (values > threshold).to(tl.int32)
-    is_equal = tl.where((values == threshold) & (values > 0), 1, 0)
+    is_equal = tl.where((values == threshold) & (keys != NO_ORDER), 1, 0)
     left = k - tl.sum(is_above, axis=0)
     chosen = tl.where(tl.cumsum(is_equal, axis=0) <= left, is_equal, 0) + is_above
     return chosen > 0, tl.cumsum(chosen, axis=0) - 1
@@ -201,14 +222,18 @@ def choose(values, threshold, k):  # type: ignore[no-untyped-def]
 def kth_place(k, row, M: tl.constexpr, TABLES: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The place of the row's k-th token: 52 passes, for a large top_k beside a top_p."""
     found = tl.zeros((), tl.int64)
+    lane = tl.arange(0, TILE)
     for i in range(32 + _ID_BITS):
         trial = found + (tl.full((), 1, tl.int64) << (31 + _ID_BITS - i))
-        count = tl.zeros((), tl.int32)
+        count = tl.zeros((TILE,), tl.int32)
+        following = fetch(lane, row)
         for start in range(0, row[1], TILE):
-            ids = start + tl.arange(0, TILE)
-            place = place_of(load_row(ids, row, M, TABLES), ids)
-            count += tl.sum(((place >= trial) & (ids < row[1])).to(tl.int32), axis=0)
-        found = tl.where(count >= k, trial, found)
+            ids = start + lane
+            fetched = following
+            following = fetch(ids + TILE, row)
+            place = place_of(values_of(fetched, ids, start + TILE, row, M, TABLES), ids)
+            count += ((place >= trial) & (ids < row[1])).to(tl.int32)
+        found = tl.where(tl.sum(count, axis=0) >= k, trial, found)
     return found
 
 
@@ -219,36 +244,43 @@ def mass_before(  # type: ignore[no-untyped-def]
     """Of exp((x - peak) * inverse): the sum before `here`, the sum down to `last`; and how many
     tokens are before `here`.
     """
-    before = tl.zeros((), tl.float64)
-    total = tl.zeros((), tl.float64)
-    count = tl.zeros((), tl.int32)
+    lane = tl.arange(0, TILE)
+    before = tl.zeros((TILE,), tl.float64)
+    total = tl.zeros((TILE,), tl.float64)
+    count = tl.zeros((TILE,), tl.int32)
+    following = fetch(lane, row)
     for start in range(0, row[1], TILE):
-        ids = start + tl.arange(0, TILE)
-        x = load_row(ids, row, M, TABLES)
+        ids = start + lane
+        fetched = following
+        following = fetch(ids + TILE, row)
+        x = values_of(fetched, ids, start + TILE, row, M, TABLES)
         place = place_of(x, ids)
         weight = tl.exp((x - peak) * inverse).to(tl.float64)  # 0 beyond the vocabulary
         is_before = (place > here) & (ids < row[1])
-        before += tl.sum(tl.where(is_before, weight, 0.0), axis=0)
-        total += tl.sum(tl.where(place >= last, weight, 0.0), axis=0)
-        count += tl.sum(is_before.to(tl.int32), axis=0)
-    return before, total, count
+        before += tl.where(is_before, weight, 0.0)
+        total += tl.where(place >= last, weight, 0.0)
+        count += is_before.to(tl.int32)
+    return tl.sum(before, axis=0), tl.sum(total, axis=0), tl.sum(count, axis=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def best_before(  # type: ignore[no-untyped-def]
     here, peak, inverse, key, row, M: tl.constexpr, TABLES: tl.constexpr, TILE: tl.constexpr
 ):
-    """(score, id) of a second draw from what is before `here`; (-inf, 0) where nothing is."""
-    score = tl.full((), -float("inf"), tl.float32)
-    token = tl.zeros((), tl.int32)
+    """(score, id) of a second draw from what is before `here`; (-inf, any) where nothing is."""
+    lane = tl.arange(0, TILE)
+    best = tl.full((TILE,), -float("inf"), tl.float32)
+    found = tl.zeros((TILE,), tl.int32)
+    following = fetch(lane, row)
     for start in range(0, row[1], TILE):
-        ids = start + tl.arange(0, TILE)
-        x = load_row(ids, row, M, TABLES)
+        ids = start + lane
+        fetched = following
+        following = fetch(ids + TILE, row)
+        x = values_of(fetched, ids, start + TILE, row, M, TABLES)
         scores = (x - peak) * inverse + gumbel(key, AGAIN + ids)
         is_before = (place_of(x, ids) > here) & (ids < row[1])
         scores = tl.where(is_before, scores, -float("inf"))
-        best = tl.max(scores, axis=0)
-        first = tl.min(tl.where(scores == best, ids, 0x7FFFFFFF), axis=0)
-        token = tl.where(best > score, first, token)
-        score = tl.maximum(score, best)
-    return score, token
+        found = tl.where(scores > best, ids, found)
+        best = tl.maximum(best, scores)
+    score = tl.max(best, axis=0)
+    return score, tl.min(tl.where(best == score, found, NO_ID), axis=0)

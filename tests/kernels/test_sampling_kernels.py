@@ -242,6 +242,7 @@ def check_all_in_float32() -> None:
     from nvcli.kernels import sampling
 
     sampling.CHUNK, sampling.TILE, sampling.CHUNKS_A_PROGRAM = 256, 512, 3
+    sampling.PART = 8
     for vocab, padded in ((290, 300), (64, 64), (1100, 1200)):
         check_sampling(vocab, padded, torch.float32, "cpu")
     check_sampling(1100, 1200, torch.float16, "cpu")
@@ -292,12 +293,13 @@ def test_sampling_is_the_softmax(top_k: int, top_p: float) -> None:
     positions = torch.arange(num_rows, device="cuda")
     tokens = torch.zeros(1, num_rows, dtype=torch.int32, device="cuda")
     out = torch.zeros(num_rows, dtype=torch.int32, device="cuda")
+    counters = torch.zeros(50_000, dtype=torch.int32, device="cuda")
     for first in range(0, num_rows, 50_000):
         part = slice(first, first + 50_000)
         slots = torch.zeros(50_000, dtype=torch.int64, device="cuda")
-        sampling.sample(
-            logits[part], slots, positions[part], params_f, params_i, tokens, out[part], vocab
-        )
+        place = (slots, positions[part], params_f, params_i, tokens, out[part], counters)
+        sampling.sample(logits[part], *place, vocab)
+    assert not counters.any()
     counts = torch.bincount(out.long(), minlength=vocab).double().cpu()
     values, order = row.float()[None].sort(dim=1, descending=True, stable=True)
     left = filter_sorted(
