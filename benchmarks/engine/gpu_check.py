@@ -53,6 +53,7 @@ def attempt(name: str, check: Callable[[], Any]) -> Any:
 def check_kernels() -> None:
     import torch
 
+    from tests.kernels import test_attention_plan as plan
     from tests.kernels import test_deterministic_kernels as fixed
     from tests.kernels import test_early_keys as early
     from tests.kernels import test_fp8_cache as fp8
@@ -97,6 +98,8 @@ def check_kernels() -> None:
         checks[f"attention, {name}"] = partial(attention.check, case, heads, bf16, "cuda")
         checks[f"deterministic, {name}"] = partial(fixed.check_attention, case, heads, bf16, "cuda")
         checks[f"fp8, {name}"] = partial(fp8.check_attention, case, heads, bf16, "cuda")
+    for name, cut_case in plan.CASES.items():
+        checks[f"work lists, {name}"] = partial(plan.check, *cut_case, "cuda")
     for name, keys in early.CUDA_CASES.items():
         checks[f"early keys, {name}"] = partial(early.check, keys, heads)
         checks[f"early keys, fp8, {name}"] = partial(early.check, keys, heads, has_fp8=True)

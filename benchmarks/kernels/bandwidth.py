@@ -46,6 +46,8 @@ ATTENTION = [
     (256, 256),
 ]
 ATTENTION += [(131, 800), (256, 1024)]
+# Workload A as its sequences end: prompts of 100 to 1,024 tokens, and as many generated for each.
+UNEVEN = [(256, 590, 460), (218, 750, 460), (103, 1160, 460), (59, 1360, 460), (24, 1500, 460)]
 SHARED = [(256, 2048, 96), (64, 2048, 96), (16, 2048, 300), (256, 192, 300), (8, 32_768, 500)]
 
 
@@ -69,10 +71,10 @@ def seconds_in_graph(body: Callable[[], Any], replays: int = 10) -> float:
 
 
 def measure_attention(
-    rows: int, keys: int, *, ragged: bool = False, fp8: bool = False
+    rows: int, keys: int, *, spread: int = 0, fp8: bool = False
 ) -> dict[str, float]:
-    """One decode step's attention: all rows `keys` long, or ragged around it."""
-    layers = decode_layers(rows, keys, ragged=ragged, fp8=fp8)
+    """One decode step's attention, of rows of `keys` give or take up to `spread`."""
+    layers = decode_layers(rows, keys, spread=spread, fp8=fp8)
     seconds = seconds_in_graph(layers.body, 4) / layers.num_layers
     return {"us": seconds * 1e6, "gb_s": layers.num_bytes / seconds / 1e9}
 
@@ -87,8 +89,8 @@ class Layers:
     num_bytes: int = 0  # of keys and values of a layer
 
 
-def decode_layers(rows: int, keys: int, *, ragged: bool = False, fp8: bool = False) -> Layers:
-    blocks_per_row = -(-2 * keys // BLOCK) if ragged else -(-keys // BLOCK)
+def decode_layers(rows: int, keys: int, *, spread: int = 0, fp8: bool = False) -> Layers:
+    blocks_per_row = -(-(keys + spread) // BLOCK)
     num_blocks = rows * blocks_per_row
     element_bytes = 1 if fp8 else 2
     layer_bytes = 2 * num_blocks * BLOCK * KV_HEADS * HEAD_DIM * element_bytes
@@ -100,9 +102,7 @@ def decode_layers(rows: int, keys: int, *, ragged: bool = False, fp8: bool = Fal
         pool = pool.to(torch.float8_e4m3fn)
         scales = torch.ones(2, KV_HEADS, device="cuda")
     table = torch.randperm(num_blocks, device="cuda").int().view(rows, blocks_per_row)
-    lens = torch.full((rows,), keys, dtype=torch.int32, device="cuda")
-    if ragged:
-        lens = torch.linspace(keys // 8, 2 * keys - keys // 8, rows, device="cuda").int()
+    lens = torch.linspace(keys - spread, keys + spread, rows, device="cuda").int()
     q = torch.randn(rows, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     batch = decode_batch(lens, table)
 
@@ -412,7 +412,9 @@ def _note_decode(note: Note) -> None:
                 tuned.attention = ask
     for rows, keys in ((1, 4096), (32, 1024), (131, 800), (256, 1024)):
         note(f"decode_fp8_{rows}x{keys}", measure_attention(rows, keys, fp8=True))
-    note("decode_131x800_ragged", measure_attention(131, 800, ragged=True))
+    note("decode_131x800_ragged", measure_attention(131, 800, spread=700))
+    for rows, keys, spread in UNEVEN:
+        note(f"decode_{rows}x{keys}+-{spread}", measure_attention(rows, keys, spread=spread))
 
 
 def _note_shared(note: Note) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nvcli.kernels import cuts
-from nvcli.kernels.cuts import Skinny, Split, Tiles
+from nvcli.kernels.cuts import Skinny, Tiles
 
 SHARED_BYTES = 200 << 10  # of 227 KB: the norm beside it, or the next product's start
 FEW_PROGRAMS, MANY_PROGRAMS = 48, 264
@@ -72,13 +72,20 @@ def _looped(op: str, tile: int, size: int, weight_rows: int) -> list[Tiles]:
 
 # --- attention -----------------------------------------------------------------------------------
 
-DECODE_LAUNCHES = (
-    *(
-        {"decode_warps": warps, "decode_stages": stages}
-        for warps, stages in ((2, 3), (2, 4), (4, 3))
-    ),
-    *({"early_warps": warps} for warps in (2, 8)),
+# With three stages (or four) a program has one tile of keys and values on its way, and an SM holds
+# four; with five it has two, and an SM holds three, which come further where few are left.
+DECODE_LAUNCHES = tuple(
+    {"decode_warps": warps, "decode_stages": stages} for warps, stages in ((2, 3), (2, 5), (4, 5))
 )
+EARLY_WARPS = (2, 4, 8)
+DECODE_PROGRAMS = {  # an SM, by the largest step that is cut alike: rounds of three and four
+    8: (2, 3, 4, 6),
+    16: (3, 4, 6, 8),
+    32: (3, 4, 6, 8),
+    64: (4, 6, 8, 9, 12),
+    128: (8, 9, 12, 16, 20),
+    256: (8, 12, 16, 20, 24, 32),
+}
 PREFILL = tuple(
     {"prefill_rows": rows, "prefill_keys": keys, "prefill_warps": warps, "prefill_stages": stages}
     for rows, keys, warps, stages in (
@@ -90,13 +97,3 @@ PREFILL = tuple(
         (128, 64, 8, 2),
     )
 )
-
-
-def decode_splits(num_rows: int) -> list[Split]:
-    """Chunks for steps of up to so many rows: many programs, or few that start at once."""
-    return [
-        Split(aim, small, per_sm)
-        for aim in (1, 2, 4)
-        for small in (1, 2, 4, 8)
-        for per_sm in ((4, 8) if num_rows <= 8 else (8, 16))
-    ]

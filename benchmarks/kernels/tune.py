@@ -6,7 +6,7 @@ For each product of a layer and each number of rows the candidates (`candidates.
 side by side; checked against float32, on inputs of their own; and timed in a CUDA graph with the
 norm beside them, over the weights of many layers. Our kernel is taken where it is ahead by more
 than noise. With `--attention`, how decode attention cuts its keys and the tiles of prefill are
-tried too.
+tried too; with `--attention only`, nothing else.
 
 Prints what was found as it is found, then the table with it, and appends a row a shape to
 `benchmarks/results/kernels.jsonl`. What there was no time for is named, and keeps its entries.
@@ -91,7 +91,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="qwen3-0.6b,qwen3-8b", help=", ".join(SHAPES))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="some of these")
-    parser.add_argument("--attention", action="store_true", help="how attention is cut, too")
+    parser.add_argument(
+        "--attention",
+        nargs="?",
+        const="too",
+        choices=("too", "only"),
+        help="how attention is cut, too, or that only",
+    )
     parser.add_argument("--seconds", type=float, default=200, help="nothing begins after so many")
     parser.add_argument("--write", type=Path, help="where the table goes; printed in any case")
     parser.add_argument("--list", action="store_true", help="say what would be tried; needs no GPU")
@@ -114,7 +120,9 @@ def main() -> None:
 
     attention = None
     with torch.inference_mode():
-        found = tune_products(models, rows, is_time_left, device)
+        found = []
+        if args.attention != "only":
+            found = tune_products(models, rows, is_time_left, device)
         if args.attention:
             from benchmarks.kernels.tune_attention import tune_attention
 

@@ -1,15 +1,16 @@
 """How decode attention cuts the keys of a step, and the tiles of prefill: shapes of Qwen3-0.6B.
 
 A setting serves all shapes of its group, so it is judged by how far it is behind the best of each,
-on average; the usual one stays where no other is ahead by more than noise. A row of `kernels.jsonl`
-has all that was measured.
+on average; the usual one stays where no other is ahead by more than noise. How many programs are
+best depends on how many an SM holds, so each launch of the decode kernel is judged with its own
+best. A row of `kernels.jsonl` has all that was measured.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -19,37 +20,43 @@ from benchmarks.kernels.table import NOISE
 from benchmarks.rows import write_row
 from nvcli.kernels import tuned
 from nvcli.kernels.compiling import compiled_only
-from nvcli.kernels.cuts import Attention
+from nvcli.kernels.cuts import Attention, Split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
-# By the largest step that is cut alike: rows, keys, whether of uneven length.
+    Key = TypeVar("Key", bound=Hashable)
+    IsTimeLeft = Callable[[], bool]
+    Say = Callable[[str], None]
+
+# By the largest step that is cut alike: rows, keys, and how many more or fewer a row may have.
+# Those give or take 460 are workload A as its sequences end.
 DECODE = {
-    8: ((1, 400, False), (1, 4096, False), (8, 400, False), (8, 1024, False)),
-    32: ((16, 400, False), (32, 400, False), (32, 1024, False)),
-    256: ((64, 400, False), (131, 800, True), (256, 400, False), (256, 1024, True)),
+    8: ((1, 400, 0), (1, 4096, 0), (8, 400, 0), (8, 1024, 0)),
+    16: ((16, 400, 0), (16, 1600, 460)),
+    32: ((32, 400, 0), (32, 1024, 0), (24, 1500, 460)),
+    64: ((64, 400, 0), (64, 1024, 0), (40, 1440, 460), (59, 1360, 460)),
+    128: ((96, 1024, 0), (128, 400, 0), (80, 1260, 460), (103, 1160, 460)),
+    256: ((256, 400, 0), (131, 800, 700), (218, 750, 460), (256, 1024, 896)),
 }
 PREFILL = ((8, 2048), (1, 16_384), (32, 128))
 
 Bodies = dict[str, Layers]  # by shape
-Times = dict[Attention, dict[str, float]]  # us a layer of each shape
+Times = dict[str, float]  # us a layer of each shape
 
 
 class NoTimeError(Exception):
     """The sweep ends before its end."""
 
 
-def tune_attention(
-    is_time_left: Callable[[], bool], say: Callable[[str], None]
-) -> dict[str, Any] | None:
+def tune_attention(is_time_left: IsTimeLeft, say: Say) -> dict[str, Any] | None:
     """What the table says of attention; None where the time did not do for all of it."""
     ask = tuned.attention
     usual = ask(torch.device("cuda", 0))
     metrics: dict[str, Any] = {}
 
     def try_out(what: str, bodies: Bodies, settings: list[Attention], best: Attention) -> Attention:
-        times = sweep(bodies, [best, *settings], is_time_left)
+        times = sweep(bodies, {one: one for one in (best, *settings)}, is_time_left)
         found = choose(times, best)
         say(f"{what}: {difference(found, usual) or 'as it was'} {times[found]}; was {times[best]}")
         metrics[what] = [[difference(one, best), times[one]] for one in times]
@@ -57,15 +64,12 @@ def tune_attention(
 
     try:
         compile_all(usual, say)
-        decode = {shape: body for limit in DECODE for shape, body in decode_bodies(limit).items()}
-        splits = []
-        for limit in DECODE:
-            tried = [with_split(usual, cut) for cut in candidates.decode_splits(limit)]
-            one = try_out(f"decode, {limit} rows", decode_bodies(limit), tried, usual)
-            splits.append((limit, one.split(limit)))
-        found = replace(usual, splits=tuple(splits))
-        tried = [replace(found, **setting) for setting in candidates.DECODE_LAUNCHES]
-        found = try_out("decode, launch", decode, tried, found)
+        bodies = {limit: decode_bodies(limit) for limit in DECODE}
+        found = tune_decode(usual, bodies, metrics, is_time_left, say)
+        few = {shape: body for shape, body in bodies[8].items() if is_early(shape, found)}
+        tried = [replace(found, early_warps=warps) for warps in candidates.EARLY_WARPS]
+        found = try_out("decode, early", few, tried, found) if few else found
+        del bodies, few
         prefill = {f"{rows}x{n}": prefill_layer(rows, n) for rows, n in PREFILL}
         tried = [replace(found, **setting) for setting in candidates.PREFILL]
         found = try_out("prefill", prefill, tried, found)
@@ -78,12 +82,61 @@ def tune_attention(
     return asdict(found)
 
 
-def compile_all(usual: Attention, say: Callable[[str], None]) -> None:
+def tune_decode(
+    usual: Attention,
+    bodies: dict[int, Bodies],
+    metrics: dict[str, Any],
+    is_time_left: IsTimeLeft,
+    say: Say,
+) -> Attention:
+    """Each launch of the decode kernel with the best cut of each group, then the best launch."""
+    first = {"decode_warps": usual.decode_warps, "decode_stages": usual.decode_stages}
+    launches = {tuple(one.values()): one for one in (first, *candidates.DECODE_LAUNCHES)}
+    with_own: dict[Attention, Times] = {}
+    for (warps, stages), launch in launches.items():
+        splits: list[tuple[int, Split]] = []
+        own: Times = {}
+        for limit, shapes in bodies.items():
+            before = usual.split(limit)
+            numbers = {before.even, before.uneven, *candidates.DECODE_PROGRAMS[limit]}
+            settings = {
+                n: replace(usual, **launch, splits=((1, Split(n, n)),)) for n in sorted(numbers)
+            }
+            times = sweep(shapes, settings, is_time_left)
+            split = choose_split(times, before)
+            splits.append((limit, split))
+            chosen = {s: times[split.even if is_even(s) else split.uneven][s] for s in shapes}
+            own |= chosen
+            what = f"decode, {limit} rows, {warps} warps, {stages} stages"
+            say(f"{what}: {split.even} and {split.uneven} programs an SM {chosen}")
+            metrics[what] = [[n, times[n]] for n in times]
+        with_own[replace(usual, **launch, splits=tuple(splits))] = own
+    found = choose(with_own, next(iter(with_own)))
+    say(f"decode: {found.decode_warps} warps, {found.decode_stages} stages")
+    return found
+
+
+def choose_split(times: dict[int, Times], before: Split) -> Split:
+    """By programs an SM: the best for rows of one length, and for others where some were tried."""
+
+    def of(wanted: bool) -> dict[int, Times]:
+        return {
+            n: {shape: us for shape, us in found.items() if is_even(shape) == wanted}
+            for n, found in times.items()
+        }
+
+    even = choose(of(True), before.even)
+    uneven = choose(of(False), before.uneven) if any(of(False)[even]) else even
+    return Split(even, uneven)
+
+
+def compile_all(usual: Attention, say: Say) -> None:
     settings = [replace(usual, **s) for s in (*candidates.DECODE_LAUNCHES, *candidates.PREFILL)]
+    settings += [replace(usual, early_warps=warps) for warps in candidates.EARLY_WARPS]
     with compiled_only(torch.device("cuda", 0)) as kernels:
         for one in [usual, *settings]:
             use(one)
-            for rows in (8, 16, 64):  # without a plan, with one that is not sorted, and sorted
+            for rows in (1, 8, 64):  # without a plan, with one that is not sorted, and sorted
                 decode_layers(rows, 16).body()
             prefill_layer(1, 128).body()
     say(f"{len(kernels)} kernels of attention compiled")
@@ -91,14 +144,22 @@ def compile_all(usual: Attention, say: Callable[[str], None]) -> None:
 
 def decode_bodies(limit: int) -> Bodies:
     return {
-        f"{rows}x{keys}{' uneven' if ragged else ''}": decode_layers(rows, keys, ragged=ragged)
-        for rows, keys, ragged in DECODE[limit]
+        shape_name(rows, keys, spread): decode_layers(rows, keys, spread=spread)
+        for rows, keys, spread in DECODE[limit]
     }
 
 
-def with_split(usual: Attention, split: Any) -> Attention:
-    """Settings that cut every step so."""
-    return replace(usual, splits=((1, split),))
+def shape_name(rows: int, keys: int, spread: int) -> str:
+    return f"{rows}x{keys}" + (f"+-{spread}" if spread else "")
+
+
+def is_even(shape: str) -> bool:
+    return "+-" not in shape
+
+
+def is_early(shape: str, settings: Attention) -> bool:
+    """Whether its programs ask for keys before their wait."""
+    return int(shape.split("x")[0]) <= settings.early_rows
 
 
 def use(settings: Attention) -> None:
@@ -106,24 +167,26 @@ def use(settings: Attention) -> None:
     tuned.attention = lambda device: settings
 
 
-def sweep(bodies: Bodies, settings: list[Attention], is_time_left: Callable[[], bool]) -> Times:
-    times: Times = {}
-    for one in dict.fromkeys(settings):
+def sweep(
+    bodies: Bodies, settings: dict[Key, Attention], is_time_left: IsTimeLeft
+) -> dict[Key, Times]:
+    times: dict[Key, Times] = {}
+    for key, one in settings.items():
         use(one)
         for shape, layers in bodies.items():
             if not is_time_left():
                 raise NoTimeError
             layers.batch.plan = None  # the one before was cut otherwise
             us = seconds_in_graph(layers.body, 4) / layers.num_layers * 1e6
-            times.setdefault(one, {})[shape] = round(us, 2)
+            times.setdefault(key, {})[shape] = round(us, 2)
     return times
 
 
-def choose(times: Times, usual: Attention) -> Attention:
+def choose(times: dict[Key, Times], usual: Key) -> Key:
     """The one that is least behind the best of every shape, by the geometric mean."""
     best = {shape: min(found[shape] for found in times.values()) for shape in times[usual]}
 
-    def behind(one: Attention) -> float:
+    def behind(one: Key) -> float:
         return math.exp(sum(math.log(times[one][s] / us) for s, us in best.items()) / len(best))
 
     found = min(times, key=behind)

@@ -10,7 +10,7 @@ integer is baked into it.
     sizes [2]      items and tiles in use; programs beyond them exit
 
 A decode row of many keys is split, so that one long sequence does not keep the device waiting: see
-`_chunk_size`. Rows without keys (padding) get one empty item, which writes zeros. Where rows share
+`cut_rows`. Rows without keys (padding) get one empty item, which writes zeros. Where rows share
 their first keys (`shared_prefix`) a row's items begin behind them. Tiles of a row stand last first,
 because the last see the most keys.
 
@@ -36,14 +36,13 @@ from nvcli.kernels.launch import launch_options
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nvcli.kernels.cuts import Split
     from nvcli.kernels.shared_prefix import SharedWork
 
 RECORD = 8  # int32 numbers a record
 KEYS_PER_TILE = 64  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
-SORTED_FROM = 33  # rows: fewer all start at once, and sorting takes a step 1 or 2 us
 MAX_EARLY_ROWS = 8  # lanes of `find_item`: every program works out what the plan would say
+SORTED_FROM = 9  # rows: fewer start all at once, and sorting takes a step 1 or 2 us
 
 _use_early_keys = os.environ.get("NVCLI_EARLY_KEYS", "1") != "0"
 
@@ -73,9 +72,8 @@ class RowPlan:
     """The same for a captured decode step of few rows: what each program works it out from."""
 
     rows: Tensor  # [B, 4] int32: slot, start, n, flags; see `prepare`
-    split: Split
-    num_sms: int
-    num_items: int
+    even_items: int  # see `cut_rows`
+    uneven_items: int
     has_decode: bool = True
     has_prefill: bool = False
     shared: None = None
@@ -84,28 +82,57 @@ class RowPlan:
     def num_rows(self) -> int:
         return self.rows.shape[0]
 
+    @property
+    def num_items(self) -> int:
+        return max(self.even_items, self.uneven_items)
+
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _chunk_size(  # type: ignore[no-untyped-def]
-    num_keys,  # of all decode rows
-    per_sm,
-    aim,
-    small_tiles,
-    HK: tl.constexpr,
-    SMS: tl.constexpr,
+def cut_rows(  # type: ignore[no-untyped-def]
+    keys,  # [rows] int32, 0 where is_row is False
+    is_row,  # [rows]
+    even_items,
+    uneven_items,
     TILE: tl.constexpr,
 ):
-    """Keys a program reads: aim programs an SM for small batches, between TILE and small_tiles
-    TILE; per_sm programs an SM for large ones.
+    """(tiles of each row [rows], tiles of a chunk at most).
+
+    A chunk is as small as it may be for all rows together to have no more than even_items chunks,
+    or uneven_items where a row has more than 5/4 of the keys of the average row. Both are at least
+    the number of rows. A row without keys has one tile.
     """
-    work = num_keys * HK
-    small = tl.minimum(tl.maximum(tl.cdiv(work, aim * SMS), TILE), small_tiles * TILE)
-    chunk = tl.maximum(small, tl.cdiv(work, per_sm * SMS))
-    return tl.cdiv(chunk, TILE) * TILE
+    tiles = tl.where(is_row, tl.maximum(tl.cdiv(keys, TILE), 1), 0)
+    num_rows = tl.sum(is_row.to(tl.int32), axis=0)
+    num_tiles = tl.sum(tiles, axis=0)
+    longest = tl.max(tiles, axis=0)
+    num_padding = tl.sum((is_row & (keys == 0)).to(tl.int32), axis=0)
+    is_even = longest * (num_rows - num_padding) * 4 <= (num_tiles - num_padding) * 5
+    most = tl.where(is_even, even_items, uneven_items)
+    # Chunks of c tiles: rows of t tiles have at least t / c and at most (t - 1) / c + 1 of them.
+    low = tl.maximum(tl.cdiv(num_tiles, most), 1)
+    high = tl.maximum(longest, 1)
+    if most > num_rows:
+        high = tl.minimum(high, tl.maximum(tl.cdiv(num_tiles - num_rows, most - num_rows), 1))
+    while low < high:
+        middle = (low + high) // 2
+        fits = tl.sum(tl.cdiv(tiles, middle), axis=0) <= most
+        high = tl.where(fits, middle, high)
+        low = tl.where(fits, low, middle + 1)
+    return tiles, high
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def split_bounds(split, splits, tiles, keys, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(first key, end) of a split of a row: as many tiles as any other, the first ones one more."""
+    least = tiles // splits
+    more = tiles - least * splits
+    first = split * least + tl.minimum(split, more)
+    end = first + least + (split < more).to(tl.int32)
+    return first * TILE, tl.minimum(end * TILE, keys)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["num_rows", "max_items", "max_tiles", "per_sm", "aim", "small_tiles"],
+    do_not_specialize=["num_rows", "even_items", "uneven_items", "max_tiles"],
     do_not_specialize_on_alignment=["cu_seqlens_ptr", "seq_lens_ptr", "slots_ptr"],
 )
 def _plan_kernel(  # type: ignore[no-untyped-def]
@@ -117,13 +144,9 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
     tiles_ptr,  # [J, 8] int32
     sizes_ptr,  # [2] int32
     num_rows,
-    max_items,
+    even_items,
+    uneven_items,
     max_tiles,
-    per_sm,
-    aim,
-    small_tiles,
-    HK: tl.constexpr,
-    SMS: tl.constexpr,
     TILE: tl.constexpr,
     TOKENS_PER_TILE: tl.constexpr,
     ROWS_POW2: tl.constexpr,
@@ -158,42 +181,45 @@ def _plan_kernel(  # type: ignore[no-untyped-def]
         tl.store(to + 4, (num_tiles - 1 - i) * TOKENS_PER_TILE, mask=mask)
     tl.store(sizes_ptr + 1, tl.minimum(tl.max(end, axis=0), max_tiles))
 
-    # 3. Decode rows: consecutive items, one a chunk of keys. Of many rows the longest come first,
-    #    so that none of them is the last to start.
+    # 3. Decode rows: consecutive items, one a chunk of keys. Of many rows those of the largest
+    #    chunks come first, so that none of them is the last to start.
     is_decode = is_row & (n == 1) & (n < LEAST)
-    decode_keys = tl.where(is_decode, keys, 0)
-    if SHARED:
-        decode_keys -= tl.load(shared_ptr + row * 2, mask=is_decode, other=0)
-    if SORT:
-        order = tl.sort(decode_keys.to(tl.int64) * ROWS_POW2 + row, descending=True)
-        row = (order % ROWS_POW2).to(tl.int32)
-        decode_keys = (order // ROWS_POW2).to(tl.int32)
-        first = tl.load(cu_seqlens_ptr + row, mask=row < num_rows, other=0)
-        n = tl.load(cu_seqlens_ptr + row + 1, mask=row < num_rows, other=0) - first
-        slot = tl.load(slots_ptr + row, mask=row < num_rows, other=0).to(tl.int32)
-        is_decode = (row < num_rows) & (n == 1)
     skipped = tl.zeros_like(row)
     if SHARED:
         skipped = tl.load(shared_ptr + row * 2, mask=is_decode, other=0)
+    own = tl.where(is_decode, keys - skipped, 0)
+    tiles, chunk = cut_rows(own, is_decode, even_items, uneven_items, TILE)
+    splits = tl.cdiv(tiles, chunk)
+    if SORT:
+        size = tl.cdiv(tiles, tl.maximum(splits, 1))
+        row = tl.sort(size * ROWS_POW2 + row, descending=True) % ROWS_POW2
+        is_row = row < num_rows
+        first = tl.load(cu_seqlens_ptr + row, mask=is_row, other=0)
+        is_decode = is_row & (tl.load(cu_seqlens_ptr + row + 1, mask=is_row, other=0) - first == 1)
+        slot = tl.load(slots_ptr + row, mask=is_row, other=0).to(tl.int32)
+        own = tl.load(seq_lens_ptr + row, mask=is_decode, other=0)
+        if SHARED:
+            skipped = tl.load(shared_ptr + row * 2, mask=is_decode, other=0)
+            own -= skipped
+        tiles = tl.where(is_decode, tl.maximum(tl.cdiv(own, TILE), 1), 0)
+        splits = tl.cdiv(tiles, chunk)
+    if SHARED:
         parts = tl.load(shared_ptr + row * 2 + 1, mask=is_decode, other=0)
-    num_keys = tl.sum(decode_keys.to(tl.int64), axis=0)
-    chunk = _chunk_size(num_keys, per_sm, aim, small_tiles, HK, SMS, TILE).to(tl.int32)
-    splits = tl.where(is_decode, tl.maximum(tl.cdiv(decode_keys, chunk), 1), 0)
     end = tl.cumsum(splits, axis=0)
     for split in range(tl.max(splits, axis=0)):
-        item = end - splits + split
-        to = items_ptr + item * 8
-        mask = (split < splits) & (item < max_items)
+        to = items_ptr + (end - splits + split) * 8
+        mask = split < splits
+        first_key, end_key = split_bounds(split, tl.maximum(splits, 1), tiles, own, TILE)
         tl.store(to, row, mask=mask)
         tl.store(to + 1, slot, mask=mask)
-        tl.store(to + 2, skipped + tl.minimum(split * chunk, decode_keys), mask=mask)
-        tl.store(to + 3, skipped + tl.minimum((split + 1) * chunk, decode_keys), mask=mask)
+        tl.store(to + 2, skipped + first_key, mask=mask)
+        tl.store(to + 3, skipped + end_key, mask=mask)
         tl.store(to + 4, tl.zeros_like(row) + split, mask=mask)
         tl.store(to + 5, splits, mask=mask)
         tl.store(to + 6, first, mask=mask)
         if SHARED:
             tl.store(to + 7, parts, mask=mask)
-    tl.store(sizes_ptr, tl.minimum(tl.max(end, axis=0), max_items))
+    tl.store(sizes_ptr, tl.max(end, axis=0))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -201,32 +227,33 @@ def find_item(  # type: ignore[no-untyped-def]
     rows_ptr,  # [B, 4] int32
     num_rows,
     item,
-    per_sm,
-    aim,
-    small_tiles,
-    HK: tl.constexpr,
-    SMS: tl.constexpr,
+    even_items,
+    uneven_items,
     TILE: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """(row, split, keys of a chunk) of an item: what `_plan_kernel` leaves for it where rows are
+    """(row, split, tiles of a chunk) of an item: what `_plan_kernel` leaves for it where rows are
     neither sorted nor share keys. Row num_rows: there is no such item.
     """
     lane = tl.arange(0, LANES)
     is_row = lane < num_rows
     keys = tl.load(rows_ptr + lane * 4 + 1, mask=is_row, other=0)
     keys += tl.load(rows_ptr + lane * 4 + 2, mask=is_row, other=0)
-    chunk = _chunk_size(tl.sum(keys, axis=0), per_sm, aim, small_tiles, HK, SMS, TILE)
-    splits = tl.where(is_row, tl.maximum(tl.cdiv(keys, chunk), 1), 0)
+    tiles, chunk = cut_rows(keys, is_row, even_items, uneven_items, TILE)
+    splits = tl.cdiv(tiles, chunk)
     is_before = is_row & (tl.cumsum(splits, axis=0) <= item)
     row = tl.sum(is_before.to(tl.int32), axis=0)
     split = item - tl.sum(tl.where(is_before, splits, 0), axis=0)
     return row, split, chunk
 
 
-def max_items(num_rows: int, num_kv_heads: int, num_sms: int, per_sm: int) -> int:
-    """Bound on decode items: a chunk is at least the keys over per_sm * num_sms / Hk."""
-    return num_rows + -(-per_sm * num_sms // num_kv_heads)
+def item_limits(
+    num_rows: int, num_kv_heads: int, num_sms: int, device: torch.device
+) -> tuple[int, int]:
+    """(even_items, uneven_items) of `cut_rows`: as many programs an SM as the table says."""
+    split = tuned.attention(device).split(num_rows)
+    items = num_sms * split.even // num_kv_heads, num_sms * split.uneven // num_kv_heads
+    return max(num_rows, items[0]), max(num_rows, items[1])
 
 
 def max_tiles(num_rows: int, num_tokens: int, tokens_per_tile: int, least: int = 2) -> int:
@@ -255,8 +282,8 @@ def make_plan(
     shared: keys that the decode kernel leaves to another, for B rows or more
     """
     num_rows, device = seq_lens.shape[0], seq_lens.device
-    split = tuned.attention(device).split(num_rows)
-    num_items = max_items(num_rows, num_kv_heads, num_sms, split.per_sm) if has_decode else 0
+    limits = item_limits(num_rows, num_kv_heads, num_sms, device)
+    num_items = max(limits) if has_decode else 0
     least = 1 if is_uniform else 2
     num_tiles = max_tiles(num_rows, num_tokens, tokens_per_tile, least) if has_prefill else 0
     items = torch.empty((num_items, RECORD), dtype=torch.int32, device=device)
@@ -271,13 +298,8 @@ def make_plan(
         tiles,
         sizes,
         num_rows,
-        num_items,
+        *limits,
         num_tiles,
-        split.per_sm,
-        split.aim,
-        split.small_tiles,
-        HK=num_kv_heads,
-        SMS=num_sms,
         TILE=KEYS_PER_TILE,
         TOKENS_PER_TILE=tokens_per_tile,
         ROWS_POW2=max(MIN_LANES, triton.next_power_of_2(num_rows)),
@@ -289,16 +311,11 @@ def make_plan(
     return AttentionPlan(items, tiles, sizes, has_decode, has_prefill, shared)
 
 
-def row_plan(rows: Tensor, *, max_keys: int, num_kv_heads: int, num_sms: int) -> RowPlan | None:
+def row_plan(rows: Tensor, *, num_kv_heads: int, num_sms: int) -> RowPlan | None:
     """For a captured step of rows of one token; None where it must have lists, or is to.
 
-    rows: [B, 4] int32, written before the step's graph is launched; max_keys: of one row
+    rows: [B, 4] int32, written before the step's graph is launched
     """
-    num_rows = rows.shape[0]
-    if not _use_early_keys or num_rows > MAX_EARLY_ROWS:
+    if not _use_early_keys or rows.shape[0] > MAX_EARLY_ROWS:
         return None
-    if num_rows * max_keys * num_kv_heads >= 1 << 31:  # `find_item` counts in 32 bits
-        return None
-    split = tuned.attention(rows.device).split(num_rows)
-    num_items = max_items(num_rows, num_kv_heads, num_sms, split.per_sm)
-    return RowPlan(rows, split, num_sms, num_items)
+    return RowPlan(rows, *item_limits(rows.shape[0], num_kv_heads, num_sms, rows.device))

@@ -166,12 +166,16 @@ def fp8_tiles(
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How decode attention cuts the keys of a step: see `attention_plan._chunk_size`."""
+    """Programs an SM, at most, that decode attention cuts the keys of a step into: see
+    `attention_plan.cut_rows`.
 
-    aim: int  # programs an SM in small steps
-    small_tiles: int  # tiles up to which a chunk grows before `aim` is given up
-    per_sm: int  # programs an SM at most. More make a shorter tail, and more to merge; and every
-    # program of the grid costs, also those that find nothing to do.
+    An SM holds four at once (with two warps and three stages), so multiples of it do best: a last
+    round of few programs cannot ask for all that memory gives. Rows of about the same length make
+    one even round; rows of other lengths want two and more, of smaller programs.
+    """
+
+    even: int
+    uneven: int  # where the longest row has more than 5/4 of the average keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,12 @@ class Attention:
 
 
 ATTENTION = Attention(
-    splits=((8, Split(2, 2, 4)), (32, Split(2, 4, 8)), (256, Split(2, 8, 8))),
+    splits=(
+        (32, Split(4, 4)),
+        (64, Split(4, 8)),
+        (128, Split(12, 8)),
+        (256, Split(16, 16)),
+    ),
     decode_warps=2,
     decode_stages=3,
     prefill_rows=128,

@@ -21,7 +21,13 @@ import triton.language as tl
 
 from nvcli.kernels import tuned
 from nvcli.kernels.attention_parts import LOG2_E, add_tile, addresses, asked_for, merge
-from nvcli.kernels.attention_plan import KEYS_PER_TILE, MAX_EARLY_ROWS, RowPlan, find_item
+from nvcli.kernels.attention_plan import (
+    KEYS_PER_TILE,
+    MAX_EARLY_ROWS,
+    RowPlan,
+    find_item,
+    split_bounds,
+)
 from nvcli.kernels.launch import launch_options
 from nvcli.kernels.prepare import BLOCK_SHIFT, READS_NEW
 from nvcli.kernels.shared_prefix import MAX_PARTS
@@ -37,7 +43,7 @@ MERGED_AT_ONCE = 32  # parts of one query head each: a tile of so many rows
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["first_shared", "num_rows", "per_sm", "aim", "small_tiles"]
+    do_not_specialize=["first_shared", "num_rows", "even_items", "uneven_items"]
 )
 def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, Hq, D]
@@ -52,10 +58,9 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     lse_ptr,  # [I, Hk, G] float32, base 2; SHARED: then [B, PARTS, Hk, G]
     counters_ptr,  # [B, Hk] int32, zero before and after
     first_shared,  # SHARED: I, where the parts of row 0 stand
-    num_rows,  # EARLY: B; per_sm, aim and small_tiles as in `_chunk_size`
-    per_sm,
-    aim,
-    small_tiles,
+    num_rows,  # EARLY: B; even_items and uneven_items as in `cut_rows`
+    even_items,
+    uneven_items,
     q_row_stride,
     table_row_stride,
     scale_log2,
@@ -78,7 +83,6 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     LANES: tl.constexpr,
     FLAG: tl.constexpr,
     BLOCK_SHIFT: tl.constexpr,
-    SMS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. What to do. A list says it: one record, all of whose numbers are loaded at once, before it
@@ -92,7 +96,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     item = tl.program_id(1)
     if EARLY:
         row, split, chunk = find_item(
-            work_ptr, num_rows, item, per_sm, aim, small_tiles, HK, SMS, TILE, LANES
+            work_ptr, num_rows, item, even_items, uneven_items, TILE, LANES
         )
         is_idle = row >= num_rows
     else:
@@ -126,9 +130,10 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         num_old = tl.load(work_ptr + row * 4 + 1)
         num_keys = num_old + tl.load(work_ptr + row * 4 + 2)
         flags = tl.load(work_ptr + row * 4 + 3)
-        first = tl.multiple_of(split * chunk, TILE)
-        end = tl.minimum(first + chunk, num_keys)
-        splits = tl.maximum(tl.cdiv(num_keys, chunk), 1)
+        tiles = tl.maximum(tl.cdiv(num_keys, TILE), 1)
+        splits = tl.cdiv(tiles, chunk)
+        first, end = split_bounds(split, splits, tiles, num_keys, TILE)
+        first = tl.multiple_of(first, TILE)
         token = row.to(tl.int64)
     table = block_table_ptr + slot * table_row_stride
     q_at = q_ptr + token * q_row_stride + heads
@@ -255,13 +260,13 @@ def decode_attention(
     group = triton.next_power_of_2(group_size)
     cut = tuned.attention(q.device)
     if isinstance(plan, RowPlan):
-        is_early, num_sms, num_warps = True, plan.num_sms, cut.early_warps
+        is_early, num_warps = True, cut.early_warps
         work = sizes = plan.rows
-        found_by = plan.num_rows, plan.split.per_sm, plan.split.aim, plan.split.small_tiles
+        found_by = plan.num_rows, plan.even_items, plan.uneven_items
     else:
-        is_early, num_sms, num_warps = False, 0, cut.decode_warps
+        is_early, num_warps = False, cut.decode_warps
         work, sizes = plan.items, plan.sizes
-        found_by = 0, 0, 0, 0
+        found_by = 0, 0, 0
     _decode_kernel[(num_kv_heads, plan.num_items)](
         q,
         parts.lse if kv_scales is None else kv_scales,
@@ -298,6 +303,5 @@ def decode_attention(
         LANES=MAX_EARLY_ROWS,
         FLAG=READS_NEW,
         BLOCK_SHIFT=BLOCK_SHIFT,
-        SMS=num_sms,
         **launch_options(q.device, num_warps=num_warps, num_stages=cut.decode_stages),
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -166,11 +166,10 @@ def read_table(path: Path) -> dict[str, Table]:
     found: dict[str, Table] = {}
     for gpu, part in json.loads(path.read_text(encoding="utf-8")).items():
         products = tuple(_entry(line) for line in part["products"])
-        settings = cuts.ATTENTION
-        if "attention" in part:
-            splits = tuple((rows, Split(**cut)) for rows, cut in part["attention"]["splits"])
-            settings = Attention(**part["attention"] | {"splits": splits})
-        found[gpu] = Table(products, settings)
+        settings = dict(part.get("attention", {}))  # others are as in the rules
+        if "splits" in settings:
+            settings["splits"] = tuple((rows, Split(**cut)) for rows, cut in settings["splits"])
+        found[gpu] = Table(products, replace(cuts.ATTENTION, **settings))
     return found
 
 

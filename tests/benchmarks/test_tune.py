@@ -117,7 +117,7 @@ def test_table_text_is_a_table_with_what_was_found(tmp_path: Path) -> None:
     ]
     assert len(table.products) == len(others) + 1
     assert table.attention == tuned.read_table(tuned.TABLE)["sm_90"].attention, "as it was"
-    cut = replace(ATTENTION, splits=((9, Split(1, 2, 3)),), decode_warps=4)
+    cut = replace(ATTENTION, splits=((9, Split(1, 2)),), decode_warps=4)
     path.write_text(table_text(before, "sm_100", found, asdict(cut)))
     assert tuned.read_table(path)["sm_100"].attention == cut
     assert tuned.read_table(path)["sm_90"] == tuned.read_table(tuned.TABLE)["sm_90"]
@@ -204,6 +204,52 @@ def test_a_setting_of_attention_is_judged_by_all_its_shapes() -> None:
     assert tune_attention.difference(third, ATTENTION) == {"decode_warps": 8}
 
 
+def test_rows_of_one_length_and_others_are_cut_as_each_does_best() -> None:
+    times = {
+        4: {"64x400": 29.0, "59x1360+-460": 97.0},
+        8: {"64x400": 33.0, "59x1360+-460": 80.0},
+        12: {"64x400": 34.0, "59x1360+-460": 79.0},
+    }
+    assert tune_attention.choose_split(times, Split(8, 8)) == Split(4, 8), "12 is within noise"
+    assert tune_attention.choose_split(times, Split(8, 4)) == Split(4, 12)
+    even = {n: {"64x400": found["64x400"]} for n, found in times.items()}
+    assert tune_attention.choose_split(even, Split(8, 8)) == Split(4, 4)
+
+
+@pytest.mark.parametrize("limit", tune_attention.DECODE)
+def test_shapes_of_attention_are_what_their_names_say(limit: int) -> None:
+    """Each is cut as its group is, and as rows of one length are where its name says so."""
+    limits = list(tune_attention.DECODE)
+    least = limits[limits.index(limit) - 1] + 1 if limit != limits[0] else 1
+    assert limits == list(candidates.DECODE_PROGRAMS)
+    for shape in tune_attention.DECODE[limit]:
+        rows, keys, spread = shape
+        assert least <= rows <= limit
+        longest, mean = -(-(keys + spread) // 64), -(-keys // 64)
+        name = tune_attention.shape_name(*shape)
+        assert tune_attention.is_even(name) == (longest * 4 <= mean * 5), name
+        assert tune_attention.is_early(name, replace(ATTENTION, early_rows=rows))
+        assert not tune_attention.is_early(name, replace(ATTENTION, early_rows=rows - 1))
+
+
+def test_a_launch_is_judged_with_its_own_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four warps are slow with the cut of two, and fast with another."""
+    usual = replace(ATTENTION, decode_warps=2, decode_stages=3)
+
+    def time_of(body: Any, replays: int) -> float:
+        now = tuned.attention(torch.device("cpu"))
+        has_own = now.split(1) == Split(6, 6)
+        return (5e-6 if has_own else 9e-6) if now.decode_warps == 4 else 7e-6 + has_own * 1e-6
+
+    monkeypatch.setattr(tune_attention, "seconds_in_graph", time_of)
+    monkeypatch.setattr(tuned, "attention", tuned.attention)
+    layers = tune_attention.Layers(lambda: None, torch.nn.Module())  # type: ignore[arg-type]
+    bodies = {8: {"8x400": layers}}
+    found = tune_attention.tune_decode(usual, bodies, {}, lambda: True, lambda text: None)
+    assert (found.decode_warps, found.decode_stages) == (4, 5)
+    assert found.splits == ((8, Split(6, 6)),)
+
+
 def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
 
@@ -211,7 +257,7 @@ def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyP
         body()
         return 1e-6
 
-    def layers(*args: int, ragged: bool = False) -> Any:
+    def layers(*args: int, spread: int = 0) -> Any:
         batch = torch.nn.Module()
         return tune_attention.Layers(
             lambda: used.append(tuned.attention(torch.device("cpu"))), batch, num_layers=2
@@ -223,18 +269,25 @@ def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tune_attention, "prefill_layer", layers)
     monkeypatch.setattr(tune_attention, "compile_all", lambda usual, say: None)
     monkeypatch.setattr(tune_attention, "write_row", lambda name, **row: rows.append(row))
-    monkeypatch.setattr(tuned, "gpu_of", lambda device: "sm_90")
+    monkeypatch.setattr(tuned, "attention", lambda device: ATTENTION)
     ask, said = tuned.attention, []
     found = tune_attention.tune_attention(lambda: True, said.append)
-    usual = tuned.read_table(tuned.TABLE)["sm_90"].attention
-    assert found == asdict(usual), "all are as fast: as it was"
+    splits = tuple((limit, ATTENTION.split(limit)) for limit in tune_attention.DECODE)
+    assert found == asdict(replace(ATTENTION, splits=splits)), "all are as fast: as it was"
     assert tuned.attention is ask
-    for name in ("decode_warps", "prefill_keys"):
+    for name in ("decode_warps", "early_warps", "prefill_keys"):
         assert len({getattr(one, name) for one in used}) > 1, "nothing else was tried"
-    assert {one.split(8) for one in used} >= set(candidates.decode_splits(8))
+    launches = {tuple(one.values()) for one in candidates.DECODE_LAUNCHES}
+    assert {(one.decode_warps, one.decode_stages) for one in used} == launches
+    for numbers in candidates.DECODE_PROGRAMS.values():
+        assert {one.split(1) for one in used} >= {Split(n, n) for n in numbers}
     assert set(rows[0]["metrics"]) == {
-        *(f"decode, {limit} rows" for limit in tune_attention.DECODE),
-        "decode, launch",
+        *(
+            f"decode, {limit} rows, {warps} warps, {stages} stages"
+            for limit in tune_attention.DECODE
+            for warps, stages in launches
+        ),
+        "decode, early",
         "prefill",
     }
     assert tune_attention.tune_attention(lambda: len(used) % 50 != 0, said.append) is None

@@ -156,28 +156,3 @@ def test_on_cuda(rows: list[tuple[int, int]], heads: tuple[int, int, int, int]) 
 @pytest.mark.gpu
 def test_padding_on_cuda() -> None:
     check_padding(torch.bfloat16, "cuda")
-
-
-@needs_triton
-@pytest.mark.torch
-def test_bounds_of_the_plan_hold() -> None:
-    """The grids are bounds: no mix of lengths makes more items or tiles."""
-    from nvcli.kernels import attention_plan as plan
-    from nvcli.kernels.cuts import ATTENTION
-
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(2000):
-        num_rows = int(torch.randint(1, 300, (), generator=generator))
-        kv_heads = int(torch.randint(1, 17, (), generator=generator))
-        keys = torch.randint(
-            0, 1 << int(torch.randint(1, 18, (), generator=generator)), (num_rows,)
-        )
-        work = int(keys.sum()) * kv_heads
-        tile, cut = plan.KEYS_PER_TILE, ATTENTION.split(num_rows)
-        small = min(max(-(-work // (cut.aim * 132)), tile), cut.small_tiles * tile)
-        chunk = -(-max(small, -(-work // (cut.per_sm * 132))) // tile) * tile
-        items = int(((keys + chunk - 1) // chunk).clamp(min=1).sum())
-        assert items <= plan.max_items(num_rows, kv_heads, 132, cut.per_sm)
-        tokens = torch.randint(0, 50, (num_rows,), generator=generator)
-        tiles = int(((tokens + 24) // 25)[tokens > 1].sum())
-        assert tiles <= plan.max_tiles(num_rows, int(tokens.sum()), 25)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,7 @@ def test_splits_of_what_is_not_added_up(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_attention_is_cut_as_the_table_says(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from nvcli.kernels.attention_plan import max_items
+    from nvcli.kernels.attention_plan import item_limits
     from nvcli.kernels.prefill_attention import tokens_per_tile
 
     path = tmp_path / "table.json"
@@ -191,12 +192,14 @@ def test_attention_is_cut_as_the_table_says(
     monkeypatch.setenv("NVCLI_TUNED", str(path))
     tuned.forget()
     assert tuned.attention(CPU) == ATTENTION, "a table without a part for attention"
-    assert ATTENTION.split(1) == ATTENTION.split(8) == Split(2, 2, 4)
-    assert ATTENTION.split(9) == ATTENTION.split(32) != ATTENTION.split(33)
+    assert ATTENTION.split(1) == ATTENTION.split(32) != ATTENTION.split(33)
     assert ATTENTION.split(1000) == ATTENTION.split(256)
-    few, many = ({"aim": n, "small_tiles": n, "per_sm": n} for n in (3, 5))
+    some = {"decode_warps": 8, "prefill_keys": 128}
+    path.write_text(json.dumps({"sm_90": {"products": [], "attention": some}}))
+    tuned.forget()
+    assert tuned.attention(CPU) == replace(ATTENTION, decode_warps=8, prefill_keys=128)
     other = {
-        "splits": [[4, few], [64, many]],
+        "splits": [[4, {"even": 3, "uneven": 4}], [64, {"even": 5, "uneven": 6}]],
         "decode_warps": 4,
         "decode_stages": 2,
         "prefill_rows": 64,
@@ -208,9 +211,11 @@ def test_attention_is_cut_as_the_table_says(
     tuned.forget()
     found = tuned.attention(CPU)
     assert found.decode_warps == 4
-    assert (found.split(4), found.split(5)) == (Split(3, 3, 3), Split(5, 5, 5))
+    assert (found.split(4), found.split(5)) == (Split(3, 4), Split(5, 6))
     assert tokens_per_tile(2, CPU) == 32
-    assert max_items(3, 8, 132, found.split(3).per_sm) == 3 + 50
+    assert item_limits(3, 8, 132, CPU) == (49, 66)
+    assert item_limits(64, 8, 132, CPU) == (82, 99)
+    assert item_limits(90, 8, 132, CPU) == (90, 99), "one for every row"
 
 
 # --- what the ops do with it ---------------------------------------------------------------------
