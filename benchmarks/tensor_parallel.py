@@ -177,10 +177,10 @@ def check_reduce(args: Namespace) -> bool:
 
 def check_speed(args: Namespace) -> bool:
     is_ok = True
-    for model in args.models.split(","):
-        found: dict[int, dict[str, Any]] = {}
-        for size in args.sizes:
-            options = json.loads(args.options) | {"tensor_parallel_size": size}
+    alone: dict[str, Any] = {}  # by model: what one GPU reached
+    for size in args.sizes:  # all of one GPU first: the others are free until then
+        options = json.loads(args.options) | {"tensor_parallel_size": size}
+        for model in args.models.split(","):
             given = Namespace(
                 model=model,
                 workloads=args.workloads,
@@ -196,13 +196,13 @@ def check_speed(args: Namespace) -> bool:
             if not record:
                 is_ok = False
                 continue
-            found[size] = record
             metrics = record["metrics"]
             for values in metrics.values():  # floors are those of one GPU
                 values.pop("floor_share", None)
-            one = found.get(1)
-            if one is not None and size > 1:
-                metrics["times_one_gpu"] = _factors(one["metrics"], metrics)
+            if size == 1:
+                alone[model] = dict(metrics)
+            elif model in alone:
+                metrics["times_one_gpu"] = _factors(alone[model], metrics)
                 say(f"speed: {model}, size {size}: {metrics['times_one_gpu']} times one GPU")
             write_row(
                 "tensor_parallel",
