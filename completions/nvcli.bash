@@ -65,13 +65,13 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --replicas --ray-address --host --port --uds --ready-file --api-key-file --cors-origin --mcp --mcp-allow --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --replicas --ray-address --host --port --uds --ready-file --api-key-file --cors-origin --allowed-host --mcp --mcp-allow --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--replicas|--ray-address|--host|--port|--cors-origin|--mcp-allow|--served-model-name|--ping-interval|--max-queue|--request-timeout|--drain-timeout|--store-limit|--storage) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--replicas|--ray-address|--host|--port|--cors-origin|--allowed-host|--mcp-allow|--served-model-name|--ping-interval|--max-queue|--request-timeout|--drain-timeout|--store-limit|--storage) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --uds|--ready-file|--api-key-file|--mcp|--log-file|--config) kind=files ;;

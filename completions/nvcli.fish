@@ -170,6 +170,7 @@ complete -c nvcli -n '__nvcli_at '\''serve'\''' -l uds -r -F -d 'A Unix socket i
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l ready-file -r -F -d 'Written when requests are answered: url, pid and model as JSON.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l api-key-file -r -F -d 'Keys, one a line; a request must bring one. Also: NVCLI_API_KEY.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l cors-origin -x -d 'Browsers may call from here; may be given again, * is any.'
+complete -c nvcli -n '__nvcli_at '\''serve'\''' -l allowed-host -x -d 'Without a key, also answer to this name; may be given again, *.NAME, * is any.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l mcp -r -F -d 'MCP servers that requests may name by label: the usual mcpServers JSON.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l mcp-allow -x -d 'Requests may bring MCP servers under this URL; may be given again.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l metrics -x -a 'key open off' -d 'Who reads /metrics: with the key (default), anybody, nobody.'

@@ -35,8 +35,8 @@ PROFILE = "profile"
 REFUSED = frozenset(
     {
         *("tools", "mcp", "mcp_allow", "allow_tool"),
-        *("api_key_file", "attach", "uds", "host", "cors_origin", "ray_address"),
-        *("metrics", "allow_request_template", "log_requests"),
+        *("api_key_file", "attach", "uds", "host", "cors_origin", "allowed_host"),
+        *("ray_address", "metrics", "allow_request_template", "log_requests"),
         *("log_file", "stats_json", "ready_file", "output", "out", "storage", "force", "yes"),
     }
 )

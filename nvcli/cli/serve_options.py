@@ -70,6 +70,15 @@ CorsOpt = Annotated[
         help="Browsers may call from here; may be given again, * is any.",
     ),
 ]
+AllowedHostOpt = Annotated[
+    list[str] | None,
+    option(
+        "--allowed-host",
+        metavar="NAME",
+        group=ACCESS,
+        help="Without a key, also answer to this name; may be given again, *.NAME, * is any.",
+    ),
+]
 MetricsOpt = Annotated[
     MetricsChoice,
     option(

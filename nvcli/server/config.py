@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from nvcli.errors import UsageError
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MetricsAccess = Literal["key", "open", "off"]
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +36,8 @@ class ServerConfig:
     """Seconds after which a request is ended with an error; None: never."""
     cors_origins: tuple[str, ...] = ()
     """Origins that browsers may call from; `*` is any; none: no CORS headers."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that a server without a key answers to beside its own (`hosts.py`); `*` is any."""
     metrics: MetricsAccess = "key"
     """Who may read /metrics: with the key as everything else, `open` without, `off` nobody."""
     log_requests: bool = False
@@ -85,7 +86,12 @@ class ServerConfig:
 
     @property
     def is_loopback(self) -> bool:
-        return self.uds is not None or self.host in LOOPBACK
+        if self.uds is not None or self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:  # a name
+            return False
 
     def replace(self, **changes: Any) -> Self:
         return replace(self, **changes)

@@ -29,6 +29,13 @@ class OriginError(RequestError):
     code = "origin_not_allowed"
 
 
+class HostError(RequestError):
+    """The name that the client asked for is not this server's: a bent DNS entry, perhaps."""
+
+    http_status = 403  # 421 fits too, but browsers and proxies repeat the request after it
+    code = "host_not_allowed"
+
+
 class UnknownModelError(RequestError):
     http_status = 404
     code = "model_not_found"

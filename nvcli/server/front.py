@@ -20,6 +20,7 @@ from nvcli.server.errors import (
     AuthenticationError,
     BadRequestError,
     BodyTooLargeError,
+    HostError,
     MediaTypeError,
     MethodNotAllowedError,
     NotFoundError,
@@ -29,6 +30,7 @@ from nvcli.server.errors import (
     error_body,
     error_headers,
 )
+from nvcli.server.hosts import AllowedHosts
 from nvcli.server.json_io import dumps
 
 if TYPE_CHECKING:
@@ -50,7 +52,11 @@ class Front:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
-        self._digests = [_digest(key.encode()) for key in state.config.api_keys]
+        config = state.config
+        self._digests = [_digest(key.encode()) for key in config.api_keys]
+        self._hosts = AllowedHosts(
+            config.allowed_hosts, bound=config.host, is_loopback=config.is_loopback
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,7 +68,9 @@ class Front:
         if is_work:
             self._state.enter()
         try:
-            self._check_key(path, exchange)
+            if not self._is_open(path):
+                self._check_key(exchange)
+                self._check_host(exchange)
             self._check_origin(exchange)
             exchange.check_length()
             exchange.check_encoding()
@@ -77,10 +85,13 @@ class Front:
             exchange.forget_body()
             self._finish(exchange)
 
-    def _check_key(self, path: str, exchange: _Exchange) -> None:
-        if not self._digests or path in OPEN_PATHS:
-            return
-        if path == "/metrics" and self._state.config.metrics == "open":
+    def _is_open(self, path: str) -> bool:
+        """Whether anybody may ask, under any name: those who watch over servers have no key."""
+        is_metrics = path == "/metrics" and self._state.config.metrics == "open"
+        return is_metrics or path in OPEN_PATHS
+
+    def _check_key(self, exchange: _Exchange) -> None:
+        if not self._digests:
             return
         if exchange.scope["method"] == "OPTIONS" and self._state.config.cors_origins:
             return  # a browser's preflight brings no key
@@ -94,6 +105,18 @@ class Front:
         if not is_right:
             hint = "Send the header 'Authorization: Bearer KEY'."
             raise AuthenticationError("the API key is missing or wrong", hint=hint)
+
+    def _check_host(self, exchange: _Exchange) -> None:
+        """No page has the key, and none can come under another name through a Unix socket."""
+        if self._digests or "*" in self._state.config.cors_origins or exchange.is_unix:
+            return
+        for given in exchange.headers_named(b"host"):
+            host = given.decode("latin-1")
+            if not self._hosts.let_in(host):
+                raise HostError(
+                    f"without an API key this server does not answer to the name {host[:200]!r}",
+                    hint="Start it with --allowed-host NAME, or with --api-key-file.",
+                )
 
     def _check_origin(self, exchange: _Exchange) -> None:
         """Without a key any page in a browser on this machine could make the server work, and call
@@ -176,10 +199,16 @@ class _Exchange:
         scope["extra_headers"] = self.headers
 
     def header(self, name: bytes) -> bytes:
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return bytes(value)
-        return b""
+        return next(iter(self.headers_named(name)), b"")
+
+    def headers_named(self, name: bytes) -> list[bytes]:
+        return [bytes(value) for key, value in self.scope["headers"] if key == name]
+
+    @property
+    def is_unix(self) -> bool:
+        """Whether it came through a Unix socket, which has a path and no port."""
+        server = self.scope.get("server")
+        return server is not None and server[1] is None
 
     def check_length(self) -> None:
         given = self.header(b"content-length")

@@ -20,7 +20,7 @@ PATHS = ("/v1/chat/completions", "/v1/completions")
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data

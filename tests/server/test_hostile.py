@@ -18,7 +18,7 @@ from tests.server.conftest import DEFAULTS, Serve, Served
 from tests.waiting import PATIENCE_S, limits
 
 CHAT = "/v1/chat/completions"
-HEAD = b"host: x\r\nconnection: close\r\n"
+HEAD = b"host: localhost\r\nconnection: close\r\n"
 POST = b"POST /v1/chat/completions HTTP/1.1\r\n" + HEAD + b"content-type: application/json\r\n"
 
 
@@ -95,7 +95,7 @@ def test_a_long_body_is_no_long_head(served: Served) -> None:
 
 def test_requests_in_a_row_on_one_connection(served: Served) -> None:
     data = (
-        b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n" * 200
+        b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n" * 200
         + b"GET /live HTTP/1.1\r\n"
         + HEAD
         + b"\r\n"
@@ -110,7 +110,8 @@ def test_a_request_in_line_may_be_slow_and_bad(
     monkeypatch.setattr(GuardedProtocol, "arrival_s", 0.05)
     served = serve("x" * 40, delay_s=0.05)
     body = json.dumps({**DEFAULTS, "stream": True, "max_tokens": 20}).encode()
-    first = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    first = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+    first += b"content-type: application/json\r\n"
     first += b"content-length: %d\r\n\r\n" % len(body) + body
     for rest in (POST + b"content-length: 9\r\n\r\n{", b"GET /li"):
         answer = send(served, first + rest)

@@ -160,7 +160,8 @@ def test_all_bodies_together_are_bounded(serve: Serve) -> None:
     served = serve("x", config=ServerConfig(max_body_bytes=4000))
     port = int(served.url.rpartition(":")[2])
     head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        b"content-type: application/json\r\n"
         b"content-length: 4000\r\n\r\n"
     )
     with contextlib.ExitStack() as stack:
