@@ -228,12 +228,13 @@ def read_page(
         raise InvalidParameterError(message, param="limit")
     order = query.get("order", default_order)
     if order not in ("asc", "desc"):
-        raise InvalidParameterError("order must be asc or desc", param="order")
+        message = f"order must be asc or desc, got {order[:40]!r}"
+        raise InvalidParameterError(message, param="order")
     return {
         "limit": limit,
         "order": order,
-        "after": query.get("after"),
-        "before": query.get("before"),
+        "after": query.get("after") or None,
+        "before": query.get("before") or None,
     }
 
 

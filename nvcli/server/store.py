@@ -7,6 +7,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nvcli.server.errors import NotFoundError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -87,18 +89,30 @@ def page(
     after: str | None,
     before: str | None = None,
 ) -> dict[str, Any]:
-    """OpenAI's list object: `items` stand oldest first and each has an `id`."""
+    """OpenAI's list object: `items` stand oldest first and each has an `id`. `after` asks for the
+    page that follows that item, `before` for the one that ends at it, both for what is between.
+    Raises `NotFoundError` for one that the list does not have."""
     ordered = list(items) if order == "asc" else items[::-1]
-    ids = [item["id"] for item in ordered]
-    if after is not None:
-        ordered = ordered[ids.index(after) + 1 :] if after in ids else []
-    elif before is not None:
-        ordered = ordered[: ids.index(before)] if before in ids else []
-    shown = ordered[:limit]
+    places = {item["id"]: place for place, item in enumerate(ordered)}
+    first = 0 if after is None else _place(places, after, "after") + 1
+    end = len(ordered) if before is None else _place(places, before, "before")
+    between = ordered[first:end]
+    is_backwards = before is not None and after is None
+    shown = between[-limit:] if is_backwards else between[:limit]
     return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else "",  # text, says OpenAI's description
         "last_id": shown[-1]["id"] if shown else "",
-        "has_more": len(ordered) > limit,
+        "has_more": len(between) > limit,
     }
+
+
+def _place(places: dict[str, int], item_id: str, param: str) -> int:
+    if item_id not in places:
+        raise NotFoundError(
+            f"{param}: this list has no {item_id[:100]!r}",
+            hint="It may have been deleted since; begin without it.",
+            param=param,
+        )
+    return places[item_id]
