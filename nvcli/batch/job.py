@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -51,9 +51,12 @@ def run_job(
     find_model: Callable[[], Path | str],
     load: Callable[[], BatchEngine],
     progress: ShowsProgress,
+    tells_safe: bool = True,
 ) -> int:
     """Run a batch and return its exit code, 0 or 4. Raises `NvcliError`s for every other end; the
-    message says how many records are safe."""
+    message says how many records are safe, and how to go on, unless that is not the caller's to do
+    (`tells_safe`)."""
+    telling = _telling_what_is_safe if tells_safe else _telling_nothing
     with ExitStack() as stack:
         stack.enter_context(answer_status(lambda: progress.note("starting: no record yet")))
         if options.output is not None and not _is_device(options.output):
@@ -67,7 +70,7 @@ def run_job(
         if target.existing is not None:
             counts.num_before = target.existing.num_records
         if can_prescan(options.input):
-            with _telling_what_is_safe(options, counts, InputError):
+            with telling(options, counts, InputError):
                 found = prescan(options, target.existing)
             found.check(options)
             counts.total = found.num_left
@@ -79,7 +82,7 @@ def run_job(
         engine = load()
         stack.callback(engine.close)
         _check_response_format(options, engine)
-        with _telling_what_is_safe(options, counts):
+        with telling(options, counts):
             sink = target.open(seed, description)
             _run(options, engine, sink, target, counts, progress, seed)
             target.close()
@@ -139,6 +142,10 @@ def _telling_what_is_safe(
     except kind as error:
         _say_what_is_safe(error, options, counts)
         raise
+
+
+def _telling_nothing(*_: object) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def _say_what_is_safe(error: NvcliError, options: BatchOptions, counts: Counts) -> None:

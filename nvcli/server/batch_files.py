@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import secrets
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nvcli.server.batch_object import batch_error
 
@@ -70,19 +71,43 @@ def _line_problem(
     return None
 
 
-def split_output(output: Path, good: Path, bad: Path) -> tuple[int, int]:
-    """Part a run's lines in OpenAI's two files; -> how many went where."""
+def split_output(output: Path, good: Path, bad: Path) -> tuple[int, int, set[str]]:
+    """Part a run's lines in OpenAI's two files; -> how many went where, and the ids of all."""
     counts = [0, 0]
+    ids: set[str] = set()
     with good.open("wb") as first, bad.open("wb") as second:
         if not output.exists():
-            return 0, 0
+            return 0, 0, ids
         with output.open("rb") as lines:
             for line in lines:
+                if not line.endswith(b"\n"):
+                    break  # a server was killed as it wrote
                 value = json.loads(line)
                 has_failed = value["error"] is not None
                 kept = {key: value[key] for key in ("id", "custom_id", "response")}
-                (second if has_failed else first).write(
-                    json.dumps({**kept, "error": None}).encode() + b"\n"
-                )
+                _write(second if has_failed else first, {**kept, "error": None})
                 counts[has_failed] += 1
-    return counts[0], counts[1]
+                ids.add(value["custom_id"])
+    return counts[0], counts[1], ids
+
+
+def add_unanswered(bad: Path, source: Path, answered: set[str], code: str, message: str) -> int:
+    """Put the requests of an input file that were not answered behind the failed ones, with the
+    reason, so that none is in neither file; -> how many. None where the input is gone."""
+    count = 0
+    if not source.exists():
+        return count
+    with source.open("rb") as lines, bad.open("ab") as file:
+        for line in lines:
+            if not line.strip() or (custom_id := json.loads(line)["custom_id"]) in answered:
+                continue
+            error = {"code": code, "message": message}
+            name = f"batch_req_{secrets.token_hex(12)}"
+            value = {"id": name, "custom_id": custom_id, "response": None, "error": error}
+            _write(file, value)
+            count += 1
+    return count
+
+
+def _write(file: BinaryIO, value: dict[str, Any]) -> None:
+    file.write(json.dumps(value).encode() + b"\n")

@@ -2,7 +2,11 @@
 
     validating -> in_progress -> finalizing -> completed
          |             |--> cancelling -> cancelled
-         +-> failed    +--> expired
+         +-> failed    |--> expired
+                       +--> failed, where the engine or the storage did
+
+Whatever the end of one that has begun, what was answered is in its output file, and every other
+request in its error file, with the reason.
 
 One thread takes the batches in order. Their state is on the disk, so a restarted server goes on
 where the last one ended: finished lines are kept, the others run again. A storage folder is one
@@ -24,7 +28,7 @@ from nvcli.batch.options import BatchOptions, InputFormat, Order, OutputFormat
 from nvcli.batch.sink import OutputLock
 from nvcli.errors import NvcliError, UsageError
 from nvcli.server.batch_engine import RunProgress, SharedEngine
-from nvcli.server.batch_files import split_output, validate
+from nvcli.server.batch_files import add_unanswered, split_output, validate
 from nvcli.server.batch_object import OPEN, Batch, batch_error, new_batch, reason_of, shown
 from nvcli.server.errors import InUseError, NotReadyError
 from nvcli.server.files import FileStore, make_folder, read_objects, write_json
@@ -39,6 +43,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nvcli")
 
 ENDPOINTS = URLS
+UNANSWERED = {  # by how the batch ended, what is told of a request that had no answer by then
+    "expired": "the completion window ended before this request was executed",
+    "cancelled": "the batch was cancelled before this request was executed",
+    "failed": "the batch failed before this request was executed; its errors say why",
+}
 
 
 class BatchManager:
@@ -174,8 +183,12 @@ class BatchManager:
         reason = reason_of(error, hidden=(self.folder, self._files.folder))
         try:
             self._refuse(batch, [batch_error("batch_failed", reason)])
-        except OSError as worse:  # it is over all the same, until the next server takes it up
-            logger.error("batch %s: its end cannot be written: %s", batch["id"], worse)
+        except Exception as worse:  # noqa: BLE001 - the batches behind it are not to suffer
+            logger.error("batch %s: what it has answered cannot be kept: %s", batch["id"], worse)
+            try:
+                self._move(batch, "failed")
+            except OSError as worst:  # it is over all the same, until the next server takes it up
+                logger.error("batch %s: its end cannot be written: %s", batch["id"], worst)
 
     def _run(self, batch: Batch) -> None:
         path = self._files.path(batch["input_file_id"])
@@ -226,6 +239,7 @@ class BatchManager:
                 find_model=lambda: self.folder,  # a changed model is no reason not to go on
                 load=lambda: engine,
                 progress=RunProgress(lambda counts: self._count(batch, counts)),
+                tells_safe=False,  # its client has nothing to resume
             )
         except NvcliError as error:
             is_ours = self._is_stopping or batch["status"] == "cancelling"
@@ -250,8 +264,19 @@ class BatchManager:
         if was == "in_progress":
             with self._lock:
                 self._move(batch, "finalizing")
+        self._end(batch, "cancelled" if was == "cancelling" else None)
+
+    def _end(self, batch: Batch, ended: str | None) -> None:
+        """ended: None finds out whether it is completed or expired."""
         good, bad = (self.folder / f"{batch['id']}.{kind}.jsonl" for kind in ("good", "bad"))
-        numbers = split_output(self._output(batch), good, bad)
+        num_good, num_bad, ids = split_output(self._output(batch), good, bad)
+        total = batch["request_counts"]["total"]  # 0 where it was not looked at yet
+        if ended is None:
+            ended = "completed" if num_good + num_bad >= total else "expired"
+        if ended != "completed" and total:
+            source = self._files.path(batch["input_file_id"])
+            code = f"batch_{ended}"
+            num_bad += add_unanswered(bad, source, ids, code, UNANSWERED[ended])
         with self._lock:
             for path, key in ((good, "output_file_id"), (bad, "error_file_id")):
                 if path.stat().st_size:
@@ -260,9 +285,7 @@ class BatchManager:
                 else:
                     path.unlink()
             counts = batch["request_counts"]
-            counts["completed"], counts["failed"] = numbers
-            is_whole = sum(numbers) >= counts["total"]
-            ended = "cancelled" if was == "cancelling" else "completed" if is_whole else "expired"
+            counts["completed"], counts["failed"] = num_good, num_bad
             self._move(batch, ended)
         for path in self.folder.glob(f"{batch['id']}.out.jsonl*"):
             path.unlink(missing_ok=True)
@@ -270,7 +293,10 @@ class BatchManager:
     def _refuse(self, batch: Batch, errors: list[dict[str, Any]]) -> None:
         with self._lock:
             batch["errors"] = {"object": "list", "data": errors}
-            self._move(batch, "failed")
+            if batch["status"] != "in_progress":
+                self._move(batch, "failed")
+                return
+        self._end(batch, "failed")
 
     def _move(self, batch: Batch, status: str) -> None:
         batch["status"] = status

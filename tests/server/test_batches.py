@@ -13,6 +13,7 @@ import pytest
 from openai import OpenAI
 
 from nvcli.errors import EngineClosedError, UsageError
+from nvcli.server import batch_object
 from nvcli.server import batches as batches_module
 from nvcli.server.batches import BatchManager
 from nvcli.server.config import ServerConfig
@@ -272,6 +273,23 @@ def test_bad_batches(serve: Serve, tmp_path: Path) -> None:
     assert served.client.post("/v1/batches/batch_x/cancel").status_code == 404
 
 
+def check_parted(client: OpenAI, batch: Any, total: int, code: str) -> int:
+    """Every request is in one of the files, those without an answer with `code`; -> answered."""
+    good = lines_of(client, batch.output_file_id) if batch.output_file_id else []
+    bad = lines_of(client, batch.error_file_id)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (total, len(good), len(bad))
+    ids = [value["custom_id"] for value in good + bad]
+    assert sorted(ids, key=int) == [str(i) for i in range(total)]
+    assert all(value["error"] is None and value["response"] for value in good)
+    for value in bad:
+        assert set(value) == {"id", "custom_id", "response", "error"}
+        assert value["response"] is None
+        assert value["error"]["code"] == code
+    assert len({value["id"] for value in good + bad}) == total
+    return len(good)
+
+
 def test_cancel_keeps_what_is_done(serve: Serve, client_of: Any, tmp_path: Path) -> None:
     config = ServerConfig(storage=tmp_path)
     served = serve("x" * 40, config=config, delay_s=0.02, max_num_seqs=2)
@@ -286,10 +304,66 @@ def test_cancel_keeps_what_is_done(serve: Serve, client_of: Any, tmp_path: Path)
     done = wait_for(client, batch.id)
     assert done.status == "cancelled"
     assert 2 <= done.request_counts.completed < 40
-    assert done.request_counts.failed == 0
-    assert len(lines_of(client, done.output_file_id)) == done.request_counts.completed
+    check_parted(client, done, 40, "batch_cancelled")
     served.wait_idle()
     assert client.batches.cancel(batch.id).status == "cancelled"
+
+
+def test_a_batch_that_is_out_of_time_expires(
+    serve: Serve, client_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_object, "WINDOW_S", 1)
+    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
+    client = client_of(served)
+    served.llm.device.gate.clear()
+    _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(5)]))
+    done = wait_for(client, batch_id)
+    assert done.status == "expired"
+    assert check_parted(client, done, 5, "batch_expired") == 0
+    served.llm.device.gate.set()
+
+
+def test_the_engine_dies_in_a_batch(
+    serve: Serve, client_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was answered until then is not lost, and what was not can be asked again."""
+    config = ServerConfig(storage=tmp_path)
+    served = serve("x" * 40, config=config, delay_s=0.02, max_num_seqs=2)
+    client = client_of(served)
+    _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(40)]))
+    wait_completed(client, batch_id, 2)
+    served.llm._thread.fail(EngineClosedError("the GPU is lost"))
+    done = wait_for(client, batch_id)
+    assert done.status == "failed"
+    assert [error.message for error in done.errors.data] == ["the GPU is lost"]
+    assert 2 <= check_parted(client, done, 40, "batch_failed") < 40
+    assert [record.getMessage() for record in caplog.records] == [
+        f"batch {batch_id} failed: the GPU is lost"
+    ]
+    stop(served)
+    assert [path.name for path in (tmp_path / "batches").glob("batch_*")] == [f"{batch_id}.json"]
+    again = client_of(serve("x", config=config))  # the next server has it as it was
+    assert again.batches.retrieve(batch_id) == done
+
+
+def test_a_cancelled_batch_of_a_server_that_was_killed_as_it_wrote(
+    serve: Serve, client_of: Any, tmp_path: Path
+) -> None:
+    config = ServerConfig(storage=tmp_path)
+    served = serve("x" * 40, config=config, delay_s=0.02, max_num_seqs=2)
+    client = client_of(served)
+    _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(40)]))
+    wait_completed(client, batch_id, 2)
+    stop(served)
+    folder = tmp_path / "batches"
+    with (folder / f"{batch_id}.out.jsonl").open("ab") as file:
+        file.write(b'{"id": "batch_req_')
+    path = folder / f"{batch_id}.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "status": "cancelling"}))
+    again = client_of(serve("x", config=config))
+    done = wait_for(again, batch_id)
+    assert done.status == "cancelled"
+    assert check_parted(again, done, 40, "batch_cancelled") >= 2
 
 
 def test_a_restarted_server_goes_on(serve: Serve, client_of: Any, tmp_path: Path) -> None:
