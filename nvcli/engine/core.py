@@ -56,6 +56,7 @@ FEW_UPDATES = 4  # whose text work is done before a step of so few rows is
 class Update:
     """What is new about a sequence: at most one in a call of the consumer. The last one has a
     `finish_reason`, and nothing comes after it, nor after the consumer itself ended the sequence.
+    Tokens of a sequence that is quiet come in none but the last.
     """
 
     seq: Sequence
@@ -70,8 +71,8 @@ class Update:
 class EngineCore:
     """Runs sequences on a device.
 
-    `consumer` gets the updates of a step in one call. From inside it, or between steps, `add`,
-    `abort`, `finish` and `force` may be called.
+    `consumer` gets the updates of a step in one call, which may be none where sequences are quiet.
+    From inside it, or between steps, `add`, `abort`, `finish` and `force` may be called.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class EngineCore:
         self._consumer = consumer
         self._tickets: deque[Ticket] = deque()  # launched, not collected; oldest first
         self._updates: list[Update] = []  # collected, not handed out
+        self._num_quiet_tokens = 0  # the same, of sequences that are quiet
         # Called with each collected plan, and from when to when it had the device to itself:
         # since the step before it was read, or since it was scheduled after idling.
         self.on_step: Callable[[StepPlan, float, float], None] | None = None
@@ -154,6 +156,7 @@ class EngineCore:
         It reaches the consumer in an update, like sampled tokens, and is computed in one chunk.
         The sequence must be gated: nothing of it may be in flight.
         """
+        assert not seq.is_quiet, f"sequence {seq.seq_id} would not tell of it"
         assert not seq.is_finished, f"sequence {seq.seq_id} has ended"
         assert seq.num_inflight_tokens == 0, f"sequence {seq.seq_id} has tokens in flight"
         room = seq.max_output_tokens - len(seq.output_token_ids)
@@ -182,7 +185,8 @@ class EngineCore:
         self._hand_out()
         if len(self._tickets) > self.depth or (self._tickets and not launched):
             self._collect(self._tickets.popleft())
-        if self.depth == 0 or not launched or len(self._updates) <= FEW_UPDATES:
+        is_little = len(self._updates) + self._num_quiet_tokens <= FEW_UPDATES
+        if self.depth == 0 or not launched or is_little:
             self._hand_out()
         if not self.has_unfinished:
             self._busy_since = None
@@ -211,9 +215,12 @@ class EngineCore:
             self._fail([ticket.plan, *(later.plan for later in self._tickets)], error)
             return
         now = self.clock()
-        for index, row in enumerate(ticket.plan.rows):
-            if row.epoch == row.seq.epoch:  # else it ended, or computes this again
-                self._settle(row, index, result, now)
+        rows = ticket.plan.rows
+        others = self.scheduler.settle_quiet(rows, result.token_ids)
+        self._num_quiet_tokens += len(rows) - len(others)
+        for index in others:
+            if rows[index].epoch == rows[index].seq.epoch:  # else it ended, or computes this again
+                self._settle(rows[index], index, result, now)
         if self.on_step is not None and self._busy_since is not None:
             self.on_step(ticket.plan, self._busy_since, now)
         self._busy_since = now
@@ -246,11 +253,10 @@ class EngineCore:
             if seq.first_token is None:
                 seq.first_token = now
             num_outputs = len(seq.output_token_ids)
-            can_stop = num_outputs > seq.params.min_tokens  # before, the sampler masks these ids
-            if can_stop and token_id in seq.eos_token_ids:
-                self._end(update, FinishReason.STOP)
-            elif can_stop and token_id in seq.params.stop_token_ids:
-                self._end(update, FinishReason.STOP, token_id)
+            # Before min_tokens the sampler masks these ids.
+            if token_id in seq.end_ids and num_outputs > seq.params.min_tokens:
+                is_eos = token_id in seq.eos_token_ids
+                self._end(update, FinishReason.STOP, None if is_eos else token_id)
             elif num_outputs >= seq.max_output_tokens:
                 self._end(update, FinishReason.LENGTH)
             else:
@@ -262,7 +268,8 @@ class EngineCore:
 
     def _hand_out(self) -> None:
         updates, self._updates = self._updates, []
-        if updates:
+        if updates or self._num_quiet_tokens:
+            self._num_quiet_tokens = 0
             self._consumer(updates)
             for update in updates:
                 update.seq.num_unread_tokens -= len(update.token_ids)

@@ -4,13 +4,16 @@ The core hands over updates: a sequence and its new token ids. For each sequence
 `nvcli.text.parsers`) turns ids into content, reasoning and tool calls, and finds stop strings;
 this module joins its deltas with usage, logprobs and times into `RequestOutput`s.
 
-A request that nobody streams and that no text can end costs nothing per token: its ids are routed
-once, when it finishes. Where many stream, what is new of each goes out in fewer, larger pieces: the
-readers could not take more, and making them would take the time of the next step.
+A sequence that no text can end is quiet: a token of it costs nothing here, its ids are routed when
+something of it goes out, which without a reader is once, when it finishes. Where many stream, what
+is new of each goes out in fewer, larger pieces: the readers could not take more, and making them
+would take the time of the next step. The streams take turns, so that each step has as many pieces
+to make as the one before.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -57,16 +60,16 @@ class OutputState:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     content_flags: list[bool] = field(default_factory=list)  # of the routed ids, with logprobs
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     has_given_prompt_logprobs: bool = False
     pooled: bytes | None = None
     constraint: Constraint | None = None
+    num_read_tokens: int = 0  # that updates told of, of a quiet sequence in the last
     num_routed_tokens: int = 0
+    num_given_tokens: int = 0
     thinking_budget: int | None = None
-    next_piece: float = 0.0  # when a stream that may wait is due
 
     @property
     def may_wait(self) -> bool:
@@ -91,7 +94,10 @@ class OutputProcessor:
     def __init__(self) -> None:
         self._states: dict[int, OutputState] = {}
         self._outputs: list[RequestOutput] = []
-        self._num_streaming = 0
+        # Those that have given their first piece, by the time of their last one.
+        self._streams: OrderedDict[int, OutputState] = OrderedDict()
+        self._num_due = 0.0  # pieces that the time since then is enough for
+        self._due_at = 0.0
 
     def attach(self, core: EngineCore) -> None:
         """The core whose updates come here, and whose sequences may be ended from here."""
@@ -110,7 +116,6 @@ class OutputProcessor:
             seq.gate = budget
         state = self._states[seq.seq_id] = OutputState(seq, router, is_streaming)
         state.thinking_budget = budget
-        self._num_streaming += is_streaming
         if grammar is not None:
             assert router is not None, "a grammar needs a tokenizer, and so a router"
             state.constraint = grammar.start(router)
@@ -124,7 +129,9 @@ class OutputProcessor:
         if state is None or state.router is None or not _may_reason(state.router):
             return
         state.thinking_budget = 0
+        state.num_read_tokens = _num_read(state)
         seq.gate = 0
+        seq.is_quiet = False
 
     def take_outputs(self) -> list[RequestOutput]:
         """Outputs since the last call, in the order they came about."""
@@ -132,52 +139,70 @@ class OutputProcessor:
         return outputs
 
     def consume(self, updates: Seq[Update]) -> None:
-        now, interval = 0.0, 0.0  # between two pieces of a stream
-        if self._num_streaming > UNPACED_STREAMS:
-            now, interval = self._core.clock(), piece_interval(self._num_streaming)
         for update in updates:
-            state = self._states[update.seq.seq_id]
-            state.token_ids.extend(update.token_ids)
-            if update.seq.params.logprobs is not None:
+            seq = update.seq
+            state = self._states[seq.seq_id]
+            state.num_read_tokens += len(update.token_ids)
+            if seq.params.logprobs is not None:
                 state.logprobs.extend(update.logprobs or map(_certain, update.token_ids))
             state.prompt_logprobs.extend(update.prompt_logprobs)
             state.pooled = update.pooled or state.pooled
             if update.finish_reason is not None:
                 self._end(state, update.finish_reason, update.error)
-            elif update.token_ids and not self._waits(state, now, interval):
-                self._route(state)
+            elif update.token_ids:
+                self._read(state)
+        self._give_pieces()
 
-    @staticmethod
-    def _waits(state: OutputState, now: float, interval: float) -> bool:
-        """Whether the ids stay where they are for now."""
+    def _read(self, state: OutputState) -> None:
+        """There are new ids of a sequence that is not quiet."""
+        seq = state.seq
         if not state.may_wait:
-            return False
-        if state.is_streaming:
-            if now < state.next_piece:
-                return True
-            state.next_piece = now + interval
-            return False
-        return True
+            if not self._route(state):
+                return
+        elif seq.params.logprobs is None:
+            seq.is_quiet = True
+        if state.is_streaming and seq.seq_id not in self._streams:
+            self._streams[seq.seq_id] = state
+            self._give(state)  # the first does not wait
 
-    def _route(self, state: OutputState) -> None:
-        seq, router = state.seq, state.router
-        if router is not None:
-            try:
-                self._feed(state, len(seq.output_token_ids))
-            except NvcliError as error:
-                self._core.finish(seq, FinishReason.ERROR)
-                self._end(state, FinishReason.ERROR, error)
-                return
-            if router.stop is not None:
-                self._core.finish(seq, FinishReason.STOP, router.stop)
-                self._end(state, FinishReason.STOP)
-                return
-            if seq.gate is not None and state.thinking_budget is not None:
-                self._close_thinking_at_budget(state, router)
-            if state.constraint is not None and not self._constrain(state, state.constraint):
-                return
-        if state.is_streaming:
+    def _give_pieces(self) -> None:
+        """What is new of the streams whose last piece is the oldest, of as many as are due."""
+        streams, count = self._streams, len(self._streams)
+        if count > UNPACED_STREAMS:
+            now = self._core.clock()
+            pieces = (now - self._due_at) / piece_interval(count) * count
+            self._num_due, self._due_at = min(self._num_due + pieces, count), now
+            count = int(self._num_due)
+            self._num_due -= count
+        for _ in range(count):
+            seq_id, state = streams.popitem(last=False)
+            streams[seq_id] = state
+            if state.num_given_tokens < _num_read(state):
+                self._give(state)
+
+    def _give(self, state: OutputState) -> None:
+        if not state.may_wait or self._route(state):
             self._emit(state)
+
+    def _route(self, state: OutputState) -> bool:
+        """Text of the ids that are there, and what follows from it. False when it ended the
+        sequence."""
+        seq, router = state.seq, state.router
+        if router is None:
+            return True
+        try:
+            self._feed(state, len(seq.output_token_ids))
+        except NvcliError as error:
+            self._core.finish(seq, FinishReason.ERROR)
+            self._end(state, FinishReason.ERROR, error)
+            return False
+        if router.stop is not None:
+            self._core.finish(seq, FinishReason.STOP, router.stop)
+            self._end(state, FinishReason.STOP)
+            return False
+        if seq.gate is not None and state.thinking_budget is not None:
+            self._close_thinking_at_budget(state, router)
+        return state.constraint is None or self._constrain(state, state.constraint)
 
     def _feed(self, state: OutputState, end: int) -> None:
         """Route output ids up to `end`; ids behind a stop string are cut off."""
@@ -258,7 +283,7 @@ class OutputProcessor:
             except NvcliError as text_error:
                 reason, error = FinishReason.ERROR, text_error
         self._emit(state, reason, error)
-        self._num_streaming -= state.is_streaming
+        self._streams.pop(seq.seq_id, None)
         del self._states[seq.seq_id]
 
     def _emit(
@@ -269,6 +294,9 @@ class OutputProcessor:
     ) -> None:
         seq, router = state.seq, state.router
         params = seq.params
+        num_read = _num_read(state)
+        token_ids = tuple(seq.output_token_ids[state.num_given_tokens : num_read])
+        state.num_read_tokens = state.num_given_tokens = num_read
         prompt_logprobs = None
         num_prompt_logprobs = len(state.prompt_logprobs)
         if params.prompt_logprobs is not None and num_prompt_logprobs == seq.num_prompt_tokens - 1:
@@ -280,7 +308,7 @@ class OutputProcessor:
             stop_reason = router.stop
         content_flags = None
         if params.logprobs is not None and router is not None:
-            missing = len(state.token_ids) - len(state.content_flags)  # ids that were not routed
+            missing = len(token_ids) - len(state.content_flags)  # ids that were not routed
             content_flags = (*state.content_flags, *[False] * missing)
         calls = tuple(state.tool_calls)
         self._outputs.append(
@@ -290,7 +318,7 @@ class OutputProcessor:
                 text="".join(state.text),
                 reasoning="".join(state.reasoning) if state.reasoning else None,
                 tool_calls=calls if state.is_streaming else fold_tool_calls(calls),
-                token_ids=tuple(state.token_ids),
+                token_ids=token_ids,
                 logprobs=tuple(state.logprobs) if params.logprobs is not None else None,
                 content_flags=content_flags,
                 prompt_logprobs=prompt_logprobs,
@@ -314,10 +342,16 @@ class OutputProcessor:
             )
         )
         state.text, state.reasoning, state.tool_calls = [], [], []
-        state.token_ids, state.logprobs, state.content_flags = [], [], []
+        state.logprobs, state.content_flags = [], []
 
 
 _BEFORE_CONTENT = (RouterState.UNDECIDED, RouterState.CONTENT)
+
+
+def _num_read(state: OutputState) -> int:
+    """Output tokens that may be given."""
+    seq = state.seq
+    return len(seq.output_token_ids) if seq.is_quiet else state.num_read_tokens
 
 
 def _certain(token_id: int) -> TokenLogprob:

@@ -99,15 +99,22 @@ class Scheduler:
         budget = self.max_num_batched_tokens
         num_preemptions = self.num_preemptions
 
-        demand = [(seq, n) for seq in self.running if (n := self._num_to_schedule(seq)) > 0]
-        num_decodes = sum(n == 1 for _, n in demand)  # of those not scheduled yet
+        size, running = self.blocks.block_size, Status.RUNNING
+        demand, num_decodes = [], 0  # of those not scheduled yet
+        for seq in self.running:
+            n = self._num_to_schedule(seq)
+            if n > 0:
+                demand.append((seq, n))
+                num_decodes += n == 1
         for seq, wanted in demand:
-            if seq.status is not Status.RUNNING:
+            if seq.status is not running:
                 break  # it was preempted, and so were all behind it
             if wanted == 1:
-                num_decodes -= 1
-            n = min(wanted, budget - num_decodes)
-            if n > 0 and self._make_room(seq, seq.num_computed_tokens + n):
+                n, num_decodes = 1, num_decodes - 1
+            else:
+                n = min(wanted, budget - num_decodes)
+            end = seq.num_computed_tokens + n
+            if n > 0 and (end <= len(seq.block_table) * size or self._make_room(seq, end)):
                 self._place(seq, n, plan)
                 budget -= n
 
@@ -134,8 +141,6 @@ class Scheduler:
 
     def _make_room(self, seq: Sequence, num_tokens: int) -> bool:
         """Blocks for the sequence's first `num_tokens`, at the cost of those behind it."""
-        if num_tokens <= len(seq.block_table) * self.blocks.block_size:
-            return True  # nearly always
         while not self.blocks.grow(seq, num_tokens):
             if self.draining:
                 return False
@@ -218,6 +223,34 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         insort(self.waiting, seq, key=queue_order)
+
+    def settle_quiet(self, rows: list[Row], token_ids: list[int]) -> list[int]:
+        """A step was read: `settle` of every row whose sequence is quiet and goes on, which are
+        nearly all of a large step. Returns the places of the others.
+        """
+        size, running, others = self.blocks.block_size, Status.RUNNING, []
+        for index, row in enumerate(rows):
+            seq, token_id = row.seq, token_ids[index]
+            outputs = seq.output_token_ids
+            if (
+                not seq.is_quiet
+                or row.epoch != seq.epoch
+                or token_id < 0
+                or token_id in seq.end_ids
+                or len(outputs) + 1 >= seq.max_output_tokens
+            ):
+                others.append(index)
+                continue
+            seq.num_unread_tokens -= 1
+            if seq.status is not running:
+                self.settle(row, token_id)
+                continue
+            outputs.append(token_id)
+            seq.num_inflight_tokens -= 1
+            end = row.start + row.n
+            if end >= (seq.num_hashed_blocks + 1) * size:
+                self.blocks.publish(seq, end)
+        return others
 
     def settle(self, row: Row, token_id: int) -> None:
         """A step was read, and this row's result still concerns its sequence."""

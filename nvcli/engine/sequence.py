@@ -56,6 +56,10 @@ class Sequence:
     num_computed_tokens: int = 0
     num_inflight_tokens: int = 0  # sampled by launched steps, not collected
     num_unread_tokens: int = 0  # sampled by launched steps, not yet seen by the consumer
+    # Its consumer looks at `output_token_ids` when it likes: a token that ends nothing is read as
+    # soon as it is collected, and no update tells of it.
+    is_quiet: bool = False
+    end_ids: frozenset[int] = field(init=False)  # EOS and stop ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
     num_hashed_blocks: int = 0  # leading blocks that carry a hash
     block_hashes: list[bytes] = field(default_factory=list)  # of leading full blocks, kept for good
@@ -75,6 +79,9 @@ class Sequence:
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: float | None = None
+
+    def __post_init__(self) -> None:
+        self.end_ids = self.eos_token_ids.union(self.params.stop_token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:

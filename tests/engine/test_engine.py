@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -416,3 +417,96 @@ def test_many_streams_get_larger_pieces_and_lose_nothing(
         pieces += len(found)
     tokens = sum(map(len, texts))
     assert pieces == tokens if num_streams == 4 else pieces < tokens / 2
+
+
+def stream_many(
+    tokenizer: Tokenizer, count: int, *, num_tokens: int = 40, **params: object
+) -> tuple[Engine, list[list[RequestOutput]]]:
+    """An engine with so many streams, whose steps take a millisecond each, and what each of its
+    first 25 steps gave."""
+    engine = make_engine(
+        tokenizer,
+        lambda prompt: tokenizer.encode("ab" * num_tokens),
+        depth=1,
+        max_num_seqs=64,
+        num_blocks=2000,
+    )
+    steps: list[list[RequestOutput]] = []
+    engine._core.clock = lambda: len(steps) * 1e-3
+    for i in range(count):
+        options = SamplingParams(max_tokens=num_tokens, **params)  # type: ignore[arg-type]
+        engine.add(Request(request_id=str(i), prompt_token_ids=[1], params=options))
+    for _ in range(25):
+        steps.append(step(engine))
+    return engine, steps
+
+
+@pytest.mark.parametrize("params", [{}, {"logprobs": 0}, {"stop": ("never",)}])
+def test_streams_take_turns(tokenizer: Tokenizer, params: dict[str, object]) -> None:
+    """Were all of them due in the same step, it would have the work of four."""
+    _, steps = stream_many(tokenizer, 64, **params)
+    first = next(i for i, outputs in enumerate(steps) if outputs)
+    assert len(steps[first]) == 64
+    assert {len(outputs) for outputs in steps[first + 1 :]} <= {15, 16, 17}
+    turns = [
+        [i for i, outputs in enumerate(steps) if any(o.request_id == str(k) for o in outputs)]
+        for k in range(64)
+    ]
+    gaps = {b - a for turn in turns for a, b in itertools.pairwise(turn[1:])}
+    assert gaps <= {3, 4, 5}, "each has its turn every 4 ms"
+
+
+@pytest.mark.parametrize("params", [{}, {"logprobs": 0}, {"stop": ("never",)}])
+def test_what_waits_for_its_turn_comes_with_the_end(
+    tokenizer: Tokenizer, params: dict[str, object]
+) -> None:
+    engine, steps = stream_many(tokenizer, 64, **params)
+    for k in range(64):
+        engine.abort(str(k))
+    outputs = [output for outputs in [*steps, step(engine)] for output in outputs]
+    assert not engine.has_unfinished
+    for k in range(64):
+        whole = fold_outputs([output for output in outputs if output.request_id == str(k)])
+        assert whole.finish_reason is FinishReason.ABORT
+        assert len(whole.token_ids) >= 22
+        assert whole.logprobs is None or len(whole.logprobs) == len(whole.token_ids)
+        if not params:
+            assert len(whole.token_ids) == whole.usage.completion_tokens
+        assert whole.text.startswith(tokenizer.decode(whole.token_ids))
+
+
+def test_a_stop_string_ends_a_stream_before_its_turn(tokenizer: Tokenizer) -> None:
+    _, steps = stream_many(tokenizer, 64, stop=("abababab",))
+    (end,) = (i for i, outputs in enumerate(steps) if any(o.is_finished for o in outputs))
+    assert len(steps[end]) == 64
+    first = next(i for i, outputs in enumerate(steps) if outputs)
+    assert end - first == len(tokenizer.encode("abababab")) - 1
+
+
+def test_thinking_is_closed_on_demand_while_its_text_waits_for_its_turn(
+    tokenizer: Tokenizer,
+) -> None:
+    think = tokenizer.think_id
+    assert think is not None
+    script = [think, *tokenizer.encode("a" * 60)]
+    engine = make_engine(tokenizer, lambda _: script, depth=1, max_num_seqs=64, num_blocks=2000)
+    engine._core.clock = lambda: 0.0  # nobody's turn comes
+    for i in range(20):
+        request = Request(
+            request_id=str(i),
+            prompt_token_ids=tokenizer.encode("<|im_start|>assistant\n"),
+            params=SamplingParams(max_tokens=40),
+            is_chat=True,
+        )
+        engine.add(request)
+    outputs = [output for _ in range(10) for output in step(engine)]
+    for i in range(20):
+        engine.close_thinking(str(i))
+    while engine.has_unfinished:
+        engine.step(outputs.extend)
+    for i in range(20):
+        whole = fold_outputs([output for output in outputs if output.request_id == str(i)])
+        assert len(whole.token_ids) == 40
+        assert whole.token_ids.count(tokenizer.end_think_id) == 1
+        assert whole.usage.reasoning_tokens <= 10
+        assert whole.reasoning == "a" * whole.usage.reasoning_tokens

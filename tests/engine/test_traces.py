@@ -8,6 +8,7 @@ asserts that the traces notice.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ class Request:
     forces_at: int | None = None  # the consumer forces FORCED after so many outputs
     gates_all: bool = False  # the consumer must read each token before the next, as with grammars
     has_stop: bool = False
+    is_quiet: bool = False  # from its first output on the consumer looks at its tokens itself
+    wakes_at: int | None = None  # outputs after which it is told of them again
     abort_step: int | None = None
     abort_after: int | None = None  # outputs
     tokens: list[int] = field(default_factory=list)
@@ -114,6 +117,9 @@ def draw_trace(draw: Draw) -> Trace:
             request.abort_step = draw(0, 20)
         elif draw(0, 5) == 0:
             request.abort_after = draw(1, 6)
+        if kind in (3, 4) and not request.has_stop and request.abort_after is None:
+            request.is_quiet = True
+            request.wakes_at = draw(2, 10) if draw(0, 2) == 0 else None
         requests.append(request)
     return Trace(options, requests)
 
@@ -201,14 +207,32 @@ class Harness:
         num_plans = len(self.device.plans)
         self.core.step()
         self.core.scheduler.check()
+        for request in self.trace.requests:
+            self.look(request)
         for plan in self.device.plans[num_plans:]:
             assert plan.num_tokens <= self.trace.core_options["budget"], "over the token budget"
+
+    def look(self, request: Request) -> None:
+        """At the tokens of a sequence that does not tell of them."""
+        seq = request.seq
+        if not seq.is_quiet or request.end is not None or seq.is_finished:
+            return
+        assert seq.num_unread_tokens == seq.num_inflight_tokens, "collected, and yet unread"
+        request.tokens = seq.output_token_ids.copy()
+        if request.wakes_at is not None and len(request.tokens) >= request.wakes_at:
+            seq.is_quiet = False
 
     def consume(self, update: Update) -> None:
         seq, request = update.seq, self.requests[update.seq.seq_id]
         assert request.end is None, "an update after the last"
         assert len(update.logprobs) in (0, len(update.token_ids))
-        request.tokens += update.token_ids
+        if seq.is_quiet:
+            assert update.finish_reason is not None, "it is quiet"
+            request.tokens = seq.output_token_ids.copy()
+        else:
+            request.tokens += update.token_ids
+        if request.is_quiet and update.token_ids:
+            seq.is_quiet = len(request.tokens) < (request.wakes_at or math.inf)
         request.prompt_logprobs += update.prompt_logprobs
         if update.finish_reason is not None:
             request.end = update
@@ -401,6 +425,30 @@ def unread_tokens_are_forgotten_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "settle", mutant)
 
 
+def quiet_tokens_stay_unread(patch: pytest.MonkeyPatch) -> None:
+    settle = Scheduler.settle_quiet
+
+    def mutant(self: Scheduler, rows: list[Any], token_ids: list[int]) -> list[int]:
+        others = settle(self, rows, token_ids)
+        for index in set(range(len(rows))).difference(others):
+            rows[index].seq.num_unread_tokens += 1
+        return others
+
+    patch.setattr(Scheduler, "settle_quiet", mutant)
+
+
+def quiet_sequences_run_on(patch: pytest.MonkeyPatch) -> None:
+    """Past an id that ends them."""
+    settle = Scheduler.settle_quiet
+
+    def mutant(self: Scheduler, rows: list[Any], token_ids: list[int]) -> list[int]:
+        for row in rows:
+            row.seq.end_ids = frozenset() if row.seq.is_quiet else row.seq.end_ids
+        return settle(self, rows, token_ids)
+
+    patch.setattr(Scheduler, "settle_quiet", mutant)
+
+
 def forced_tokens_stay_on_the_host(patch: pytest.MonkeyPatch) -> None:
     schedule = Scheduler.schedule
 
@@ -471,6 +519,8 @@ def a_second_stream(patch: pytest.MonkeyPatch) -> None:
 
 MUTATIONS = [
     results_ignore_the_epoch,
+    quiet_tokens_stay_unread,
+    quiet_sequences_run_on,
     victims_do_not_drain,
     unread_tokens_are_hashed,
     blocks_are_named_before_a_step_writes_them,
