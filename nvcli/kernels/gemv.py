@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from nvcli.kernels.cuts import Gemv
 
+AHEAD_BYTES = 32 << 20  # of 50 MB of L2 cache
+MAX_PROGRAMS_AHEAD = 1056  # eight a multiprocessor
+
 
 @triton.jit
 def _dot_rows(w, x):  # type: ignore[no-untyped-def]
@@ -48,6 +51,34 @@ def _load_scales(  # type: ignore[no-untyped-def]
     of_row = scales_ptr + (row // BLOCK) * (K // BLOCK)
     scales = tl.load(of_row + block, mask=block < K // BLOCK, other=0.0)
     return tl.reshape(tl.broadcast_to(scales[:, None], (COUNT, BLOCK)), (WIDTH,))
+
+
+@triton.jit
+def _into_l2(  # type: ignore[no-untyped-def]
+    w_ptr,
+    first,
+    N,
+    K: tl.constexpr,
+    FROM: tl.constexpr,
+    AHEAD: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """Ask for AHEAD columns from FROM on of OUTPUTS rows of W: every thread for a part of a row."""
+    PARTS: tl.constexpr = THREADS // OUTPUTS
+    part = tl.arange(0, THREADS)
+    row = tl.minimum(first + part // PARTS, N - 1).to(tl.int64)
+    at = w_ptr + row * K + FROM + part % PARTS * (AHEAD // PARTS)
+    SIZE: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+    num_bytes = tl.full((THREADS,), AHEAD // PARTS * SIZE, tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [at, num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -118,6 +149,8 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     PIECE: tl.constexpr,
     OUTPUTS: tl.constexpr,
     BLOCK: tl.constexpr,  # as above
+    AHEAD: tl.constexpr,  # columns after the first piece that go to the L2 cache before the wait
+    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. The first piece of the weights, before anything is waited for.
@@ -133,6 +166,8 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     if BLOCK:
         scales = _load_scales(scales_ptr, first, 0, K, PIECE, BLOCK)
     if PDL:
+        if AHEAD:
+            _into_l2(w_ptr, first, N, K, PIECE, AHEAD, OUTPUTS, THREADS)
         tl.extra.cuda.gdc_wait()
 
     # 2. Piece by piece, x against it.
@@ -268,6 +303,20 @@ def linear(
         PIECE=cut.columns,
         OUTPUTS=cut.outputs,
         BLOCK=0 if scales is None else FP8_BLOCK,
+        AHEAD=_columns_ahead(weight, cut),
+        THREADS=32 * cut.warps,
         **launch_options(x.device, num_warps=cut.warps),
     )
     return y
+
+
+def _columns_ahead(weight: Tensor, cut: Gemv) -> int:
+    """How many columns behind the first piece every program sends to the L2 cache before its wait:
+    as many as the cache holds, where all programs run at once (those of a later round hardly wait).
+    """
+    num_outputs, size = weight.shape
+    if triton.cdiv(num_outputs, cut.outputs) > MAX_PROGRAMS_AHEAD:
+        return 0
+    most = min(size - cut.columns, AHEAD_BYTES // (num_outputs * weight.itemsize))
+    unit = 32 * cut.warps // cut.outputs * 16 // weight.itemsize  # 16 bytes a thread
+    return max(0, most // unit * unit)
