@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 # What Qwen recommends for Qwen3 (model cards): with thinking, and without.
 THINKING_SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
 PLAIN_SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
+# Prompts of `generate` that reach the engine at once: one by one they would share no step, and all
+# of many would keep it waiting for their tokens.
+SUBMITTED_TOGETHER = 64
 
 
 class LLM:
@@ -270,6 +273,7 @@ class LLM:
         finished: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
         results: dict[str, list[RequestOutput]] = {}
         num_open = 0
+        together: list[Request] = []
         try:
             for prompt, prompt_params in zip(batch, each, strict=True):
                 request_id = self.next_request_id()
@@ -279,10 +283,17 @@ class LLM:
                 try:
                     request = self.request(prompt, prompt_params, raw=True, is_streaming=False)
                     request.request_id = request_id
-                    self.submit(request, finished.put)
+                    self._thread.validate(request)
                 except (RequestError, UsageError) as error:
                     indices = set(range(num_outputs))
                     finished.put(error_outputs(request_id, indices, error))
+                    continue
+                together.append(request)
+                if len(together) == SUBMITTED_TOGETHER:
+                    self._thread.submit_together(together, finished.put)
+                    together = []
+            if together:
+                self._thread.submit_together(together, finished.put)
             while num_open > 0:
                 for output in finished.get():
                     results[output.request_id].append(output)

@@ -67,8 +67,24 @@ class EngineThread:
 
         Raises what `Engine.validate` raises, and `EngineClosedError` once the engine has ended.
         """
+        self.validate(request)
+        self.submit_together([request], sink)
+
+    def validate(self, request: Request) -> None:
+        """Raises what `Engine.validate` raises."""
         self._engine.validate(request)
-        self._post(lambda: self._add(request, sink))
+
+    def submit_together(self, requests: list[Request], sink: Sink) -> None:
+        """Queue requests that `validate` let through, so that no step begins with some of them.
+
+        Raises `EngineClosedError` once the engine has ended.
+        """
+
+        def add() -> None:
+            for request in requests:
+                self._add(request, sink)
+
+        self._post(add)
 
     def abort(self, request_id: str) -> None:
         """End a request within one step; does nothing for an id that is unknown or finished."""

@@ -53,7 +53,7 @@ def _load_scales(  # type: ignore[no-untyped-def]
     return tl.reshape(tl.broadcast_to(scales[:, None], (COUNT, BLOCK)), (WIDTH,))
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _into_l2(  # type: ignore[no-untyped-def]
     w_ptr,
     first,

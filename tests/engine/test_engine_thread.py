@@ -52,6 +52,18 @@ def test_outputs_arrive_in_order() -> None:
     thread.close()
 
 
+def test_what_is_submitted_together_begins_in_one_step() -> None:
+    engine = make_engine()
+    thread = EngineThread(engine)
+    outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    sizes: list[int] = []
+    engine.watch_steps(lambda plan, begin, end: sizes.append(len(plan.rows)))
+    thread.submit_together([make_request(name, max_tokens=2) for name in "abcdef"], outputs.put)
+    drain(outputs, num_open=6)
+    thread.close()
+    assert sizes[0] == 6
+
+
 def test_invalid_request_raises_in_the_caller() -> None:
     thread = EngineThread(make_engine())
     request = Request(request_id="a", prompt_token_ids=[], params=SamplingParams())
