@@ -81,7 +81,7 @@ Also honoured: `NO_COLOR`, `FORCE_COLOR`, `TERM`, `VISUAL`, `EDITOR`, `HF_HOME`,
 | 4 | batch finished, some records failed |
 | 5 | a bench gate failed |
 | 6 | a bench measurement is unsound |
-| 130, 143 | SIGINT, SIGTERM; what was produced is out |
+| 129, 130, 143 | SIGHUP (a terminal that closes), SIGINT, SIGTERM; what was produced is out |
 | 141 | the reader closed the pipe |
 
 ## Files

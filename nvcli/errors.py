@@ -162,6 +162,13 @@ class TerminatedRunError(NvcliError):
     code = "terminated"
 
 
+class HungUpRunError(TerminatedRunError):
+    """SIGHUP: the terminal was closed, or the session ended; as SIGTERM."""
+
+    exit_code = 129
+    code = "hung_up"
+
+
 class ClosedPipeError(NvcliError):
     """The reader of standard output closed the pipe; silent by convention."""
 

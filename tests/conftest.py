@@ -24,15 +24,18 @@ with contextlib.suppress(ImportError):  # the GPU tests run without it
         )
     settings.load_profile("fixed")
 
-# A background job ignores Ctrl-C and hands that on; tests that send it start from the usual.
+# A background job ignores Ctrl-C and hands that on, and nohup does so with SIGHUP; tests that send
+# them start from the usual.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     """The command line, run in this process, takes signals."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():

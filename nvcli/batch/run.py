@@ -30,6 +30,7 @@ from nvcli.batch.running import Running
 from nvcli.batch.signals import Wish, handle_signals
 from nvcli.errors import (
     EngineClosedError,
+    HungUpRunError,
     InterruptedRunError,
     NvcliError,
     RequestError,
@@ -62,8 +63,8 @@ class TooManyErrorsError(NvcliError):
 
 class BatchRun:
     """Runs once. `execute` returns when every record is written, and raises the reason otherwise:
-    `InterruptedRunError`, `TerminatedRunError`, `ClosedPipeError`, `OutputError`, `InputError`,
-    `UsageError` (`--strict`), `TooManyErrorsError`, `EngineClosedError`.
+    `InterruptedRunError`, `TerminatedRunError`, `HungUpRunError`, `ClosedPipeError`, `OutputError`,
+    `InputError`, `UsageError` (`--strict`), `TooManyErrorsError`, `EngineClosedError`.
     """
 
     def __init__(
@@ -309,6 +310,8 @@ class BatchRun:
                 self._end_by_signal(InterruptedRunError("interrupted"), stops_now=True)
             case Wish.TERMINATE:
                 self._end_by_signal(TerminatedRunError("terminated"), stops_now=True)
+            case Wish.HANG_UP:
+                self._end_by_signal(HungUpRunError("hung up"), stops_now=True)
 
     def _end_by_signal(self, error: NvcliError, *, stops_now: bool) -> None:
         self._error = error  # a signal outranks what else went wrong

@@ -17,6 +17,7 @@ class Wish(Enum):
     FINISH = auto()  # the first SIGINT: end what runs, then stop
     STOP = auto()  # the second SIGINT: stop now
     TERMINATE = auto()  # SIGTERM
+    HANG_UP = auto()  # SIGHUP: the same, when the terminal is closed
 
 
 @contextmanager
@@ -33,10 +34,16 @@ def handle_signals(put: Callable[[Wish], object]) -> Iterator[None]:
         num_interrupts += 1
         put(Wish.FINISH if num_interrupts == 1 else Wish.STOP)
 
+    def hang_up(signum: int, frame: object) -> None:
+        signal.signal(signum, signal.SIG_IGN)  # the shell sends one, the kernel another
+        put(Wish.HANG_UP)
+
     handlers: dict[int, Any] = {
         signal.SIGINT: interrupt,
         signal.SIGTERM: lambda signum, frame: put(Wish.TERMINATE),
     }
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = hang_up  # nohup, which ignores it, means what it says
     for name in ("SIGUSR1", "SIGINFO"):
         if hasattr(signal, name):
             handlers[getattr(signal, name)] = lambda signum, frame: put(Wish.STATUS)
@@ -45,7 +52,8 @@ def handle_signals(put: Callable[[Wish], object]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager

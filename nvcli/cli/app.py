@@ -25,12 +25,11 @@ from nvcli import __version__
 from nvcli.cli import declare, options
 from nvcli.cli.console import ColorMode, make_screen, print_text, report, silence
 from nvcli.cli.environment import more_flags, unknown_variables, variable_of
-from nvcli.cli.interrupts import never_lost
+from nvcli.cli.interrupts import end_on_signals
 from nvcli.errors import (
     ClosedPipeError,
     InterruptedRunError,
     NvcliError,
-    TerminatedRunError,
     UsageError,
 )
 from nvcli.logs import configure_logging
@@ -299,7 +298,7 @@ def main(args: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a C locale cannot hold every answer
-    signal.signal(signal.SIGTERM, never_lost(_terminate))
+    end_on_signals()
     for name in ("SIGUSR1", "SIGINFO"):  # a question that is asked too early or too late
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda signum, frame: None)
@@ -380,9 +379,3 @@ def _usage_error(exc: Any) -> UsageError:
         if path.endswith(" chat"):
             hint = f"Quote a prompt of several words. {hint}"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
-
-
-def _terminate(signum: int, frame: object) -> None:
-    """SIGTERM unwinds the stack, so that files are flushed and the terminal is restored."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends at once
-    raise SystemExit(TerminatedRunError.exit_code)

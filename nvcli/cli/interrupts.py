@@ -16,6 +16,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from nvcli.errors import HungUpRunError, TerminatedRunError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     Handler = Callable[[int, FrameType | None], object]
 
 _AGAIN_S = 0.01
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 _LOSING_FILES = ("<frozen importlib._bootstrap>", weakref.__file__, _weakrefset.__file__)
 
 
@@ -50,6 +53,24 @@ def never_lost(handler: Handler) -> Handler:
             handler(signum, frame)
 
     return handle
+
+
+def end_on_signals() -> None:
+    """SIGTERM and SIGHUP (a terminal that closes) unwind the stack as a `SystemExit`, so that files
+    are flushed and the terminal is restored. An ignored one stays so, as SIGHUP under `nohup`."""
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, never_lost(_end))
+
+
+def _end(signum: int, frame: object) -> None:
+    """A second SIGTERM ends at once. A second SIGHUP is usual, as the shell sends one and the
+    kernel another, and so is one behind a SIGTERM: it has nothing to say any more."""
+    for number in ENDING:
+        is_term = number == signal.SIGTERM
+        signal.signal(number, signal.SIG_DFL if is_term else signal.SIG_IGN)
+    is_hangup = signum != signal.SIGTERM
+    raise SystemExit(HungUpRunError.exit_code if is_hangup else TerminatedRunError.exit_code)
 
 
 @contextlib.contextmanager

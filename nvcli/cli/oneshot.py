@@ -118,8 +118,9 @@ def _print_all(
     except NvcliError:
         printer.finish(is_interrupted=True, is_failed=True)
         raise
-    except SystemExit:  # SIGTERM
-        printer.finish(is_interrupted=True)
+    except SystemExit:  # SIGTERM, or SIGHUP: then the terminal may be gone
+        with contextlib.suppress(NvcliError):
+            printer.finish(is_interrupted=True)
         raise
     finally:
         close = getattr(deltas, "close", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -18,7 +19,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.shortcuts import CompleteStyle
 
-from nvcli.errors import NvcliError, TerminatedRunError
+from nvcli.errors import HungUpRunError, NvcliError, TerminatedRunError
 from nvcli.repl.commands import completions
 from nvcli.repl.history import open_history
 from nvcli.repl.typeahead import typed_text
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 FOLD_LINES = 20
 FOLD_CHARACTERS = 4096
 BLOCK = '"""'
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Prompt:
@@ -72,33 +74,48 @@ class Prompt:
     def read(self, draft: str) -> tuple[str, str]:
         """What was entered, and what was typed after it (a paste without bracketed mode).
 
-        Raises `EOFError` on Ctrl+D and `KeyboardInterrupt` on Ctrl+C, both on an empty line.
+        Raises `EOFError` on Ctrl+D and `KeyboardInterrupt` on Ctrl+C, both on an empty line, and
+        `TerminatedRunError` or `HungUpRunError` after a signal or without a terminal.
         """
         self._pastes.clear()
         if is_large(draft):
             draft = self._fold(draft)
-        with self._ending_on_sigterm():
-            text = self.expand(self._session.prompt(default=draft))
+        try:
+            with self._ending_on_signals():
+                text = self.expand(self._session.prompt(default=draft))
+        except OSError as exc:
+            if exc.errno != errno.EIO:
+                raise
+            raise HungUpRunError("the terminal is gone") from exc
         rest = "".join(_key_text(key.key, key.data) for key in get_typeahead(self._input))
         return unquote_block(text), typed_text(rest)
 
     @contextlib.contextmanager
-    def _ending_on_sigterm(self) -> Iterator[None]:
-        """SIGTERM ends the prompt the orderly way, so that prompt_toolkit resets the terminal."""
+    def _ending_on_signals(self) -> Iterator[None]:
+        """SIGTERM and SIGHUP end the prompt the orderly way, so that prompt_toolkit resets the
+        terminal; one that is ignored stays so."""
         app = self._session.app
+
+        def leave(error: NvcliError) -> None:
+            if app.future is not None and not app.future.done():
+                app.exit(exception=error)
 
         def terminate(signum: int, frame: FrameType | None) -> None:
             if app.loop is not None and app.is_running:
-                error = TerminatedRunError("terminated")
-                app.loop.call_soon_threadsafe(lambda: app.exit(exception=error))
-            elif callable(previous):
-                previous(signum, frame)
+                app.loop.call_soon_threadsafe(leave, _end_of(signum))
+            elif callable(handler := previous[signum]):
+                handler(signum, frame)
 
-        previous = signal.signal(signal.SIGTERM, terminate)
+        previous = {
+            number: signal.signal(number, terminate)
+            for number in _ENDING
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def expand(self, text: str) -> str:
         """`text` with each fold that is still whole replaced by what was pasted."""
@@ -225,3 +242,9 @@ def _key_text(key: Keys | str, data: str) -> str:
     if key in (Keys.ControlM, Keys.ControlJ):
         return "\n"
     return data
+
+
+def _end_of(signum: int) -> NvcliError:
+    if signum == signal.SIGTERM:
+        return TerminatedRunError("terminated")
+    return HungUpRunError("hung up")

@@ -92,7 +92,8 @@ def show_turn(
         except NvcliError as exc:
             failure = exc
         except SystemExit:  # SIGTERM: the shell's prompt begins a line of its own
-            renderer.finish()
+            with contextlib.suppress(NvcliError):  # SIGHUP: the terminal may be gone
+                renderer.finish()
             raise
         finally:
             deltas.close()  # type: ignore[attr-defined]  # a generator: the request is aborted

@@ -170,7 +170,11 @@ def load_llm(config: EngineConfig) -> ServerEngine:
 def main(load: Callable[[EngineConfig], ServerEngine] = load_llm) -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     die_with_parent(int(sys.argv[2]))
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the group; the parent decides
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # sent to the group; the parent decides
         signal.signal(number, signal.SIG_IGN)
     try:
         llm = load(read_frame(sock))

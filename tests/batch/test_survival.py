@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pty
 import random
 import resource
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -494,20 +496,63 @@ def test_two_interrupts_stop_now(tmp_path: Path) -> None:
     read_lines(out)
 
 
-def test_terminate_flushes_and_ends_143(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "hung up")],
+)
+def test_an_end_by_a_signal_flushes(tmp_path: Path, number: int, code: int, word: str) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(500)])
     out = tmp_path / "out.jsonl"
     process = start_process(source, "-o", out, fake=SLOWER)
     wait_for_lines(out, 3, process)
-    process.terminate()
+    process.send_signal(number)
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGHUP)  # the shell sends one, the kernel another; also systemd
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 143
+    assert process.returncode == code
     num_lines = len(read_lines(out))
     assert num_lines >= 3
-    message = (
-        f"nvcli: terminated; {num_lines} records are safe in {out}. Run it again with --resume"
-    )
+    message = f"nvcli: {word}; {num_lines} records are safe in {out}. Run it again with --resume"
     assert message in err.decode()
+
+
+def test_under_nohup_the_run_goes_on(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(20)])
+    out = tmp_path / "out.jsonl"
+    fake = {"delay_s": 0.05, "max_num_seqs": 2}
+    call = ["nohup", *command(source, "-o", out, "--seed", "7", fake=fake)]
+    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for_lines(out, 3, process)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    assert essences(out) == clean_run(tmp_path, source)
+
+
+def test_a_terminal_that_closes_ends_the_run_in_order(tmp_path: Path) -> None:
+    """Nothing can be said there any more; what is finished is written, whole."""
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(500)])
+    out = tmp_path / "out.jsonl"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        call = command(source, "-o", out, "--seed", "7", fake=SLOWER)
+        os.execve(call[0], call, quiet_environment())
+
+    def are_there() -> bool:
+        with suppress(BlockingIOError):
+            os.read(terminal, 1 << 16)  # else a full terminal would hold the run up
+        return out.exists() and out.read_bytes().count(b"\n") >= 3
+
+    os.set_blocking(terminal, False)
+    try:
+        until(are_there, "3 lines")
+    finally:
+        os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    assert 3 <= len(read_lines(out)) < 500
+    run_process(source, "-o", out, "--seed", "7", "--resume")
+    assert essences(out) == clean_run(tmp_path, source)
 
 
 def test_status_signal_prints_one_line(tmp_path: Path) -> None:

@@ -82,7 +82,11 @@ def test_full_disk_is_one_line_and_1(args: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "message"),
-    [(signal.SIGINT, 130, b"nvcli: interrupted\n"), (signal.SIGTERM, 143, b"")],
+    [
+        (signal.SIGINT, 130, b"nvcli: interrupted\n"),
+        (signal.SIGTERM, 143, b""),
+        (signal.SIGHUP, 129, b""),
+    ],
 )
 def test_signals_keep_the_partial_text(number: int, code: int, message: bytes) -> None:
     process = start("slow", "chat", "x")

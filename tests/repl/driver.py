@@ -137,6 +137,15 @@ class PtyChat:
         """Until keys are read one by one: a prompt on a dumb terminal stands there before."""
         until(lambda: not termios.tcgetattr(self.fd)[3] & termios.ICANON, "raw keys")
 
+    def hang_up(self) -> int:
+        """Close the terminal, as a window or a connection that is gone; returns the exit code."""
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, self.fd)
+        os.close(null)
+        _, status = os.waitpid(self.pid, 0)
+        self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
     def end(self) -> int:
         """Wait for the process, and for all that it wrote; returns its exit code."""
         deadline = time.monotonic() + PATIENCE_S

@@ -214,15 +214,18 @@ def test_file_goes_with_the_first_message(tmp_path: Path) -> None:
         assert sent == ["```a.txt\ntext\n```\n\nwhat?", "and?"]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("phase", ["prompt", "answer"])
-def test_r18_sigterm_restores_the_terminal(tmp_path: Path, phase: str) -> None:
+def test_r18_signals_restore_the_terminal(
+    tmp_path: Path, phase: str, number: int, code: int
+) -> None:
     with PtyChat(tmp_path, "slow") as chat:
         chat.prompt()
         if phase == "answer":
             chat.type("count\r")
             chat.wait_for("5 ")
-        os.kill(chat.pid, signal.SIGTERM)
-        assert chat.end() == 143
+        os.kill(chat.pid, number)
+        assert chat.end() == code
         assert termios.tcgetattr(chat.fd)[3] == chat.mode[3]
         assert chat.output.rfind("\x1b[?2004l") > chat.output.rfind("\x1b[?2004h")
         assert "Traceback" not in chat.output
@@ -230,6 +233,16 @@ def test_r18_sigterm_restores_the_terminal(tmp_path: Path, phase: str) -> None:
         assert plain.endswith("\n")  # the shell's prompt begins a line
         if phase == "answer":
             assert "1 2 3 4 5" in plain.rstrip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("phase", ["prompt", "answer"])
+def test_a_terminal_that_closes_ends_the_conversation(tmp_path: Path, phase: str) -> None:
+    with PtyChat(tmp_path, "slow") as chat:
+        chat.prompt()
+        if phase == "answer":
+            chat.type("count\r")
+            chat.wait_for("5 ")
+        assert chat.hang_up() == 129
 
 
 @pytest.mark.parametrize(
