@@ -1,8 +1,9 @@
 """A thread of its own for the engine, so that no caller's signal, event loop or HTTP work can stop
 a step half-way.
 
-Callers hand in requests with a sink; the thread runs steps and calls each sink with what is new,
-one call a step. A sink must be quick and must not raise: it puts the outputs on a queue.
+Callers hand in requests with a sink; the thread runs steps and calls each sink with what is new of
+all requests that share it, one call a step. A sink must be quick and must not raise: it puts the
+outputs on a queue.
 
     submit / abort  ->  inbox  ->  engine thread: drain inbox, step, sinks  ->  queues
 """
@@ -179,14 +180,15 @@ class EngineThread:
                 return
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
-        by_request: dict[str, list[RequestOutput]] = {}
+        by_sink: dict[Sink, list[RequestOutput]] = {}
         for output in outputs:
-            by_request.setdefault(output.request_id, []).append(output)
-        for request_id, group in by_request.items():
-            sink, open_indices = self._sinks[request_id]
-            open_indices.difference_update(o.index for o in group if o.is_finished)
-            if not open_indices:
-                del self._sinks[request_id]
+            sink, open_indices = self._sinks[output.request_id]
+            by_sink.setdefault(sink, []).append(output)
+            if output.finish_reason is not None:
+                open_indices.discard(output.index)
+                if not open_indices:
+                    del self._sinks[output.request_id]
+        for sink, group in by_sink.items():
             sink(group)
 
     def _end(self, error: EngineClosedError) -> None:

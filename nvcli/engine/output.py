@@ -70,6 +70,7 @@ class OutputState:
     num_routed_tokens: int = 0
     num_given_tokens: int = 0
     thinking_budget: int | None = None
+    times: RequestTimes | None = None  # as they stand with the first token
 
     @property
     def may_wait(self) -> bool:
@@ -310,6 +311,13 @@ class OutputProcessor:
         if params.logprobs is not None and router is not None:
             missing = len(token_ids) - len(state.content_flags)  # ids that were not routed
             content_flags = (*state.content_flags, *[False] * missing)
+        if state.times is None or finish_reason is not None:  # else they are as they were
+            state.times = RequestTimes(
+                arrival=seq.arrival,
+                first_scheduled=seq.first_scheduled,
+                first_token=seq.first_token,
+                finished=seq.finished,
+            )
         calls = tuple(state.tool_calls)
         self._outputs.append(
             RequestOutput(
@@ -331,12 +339,7 @@ class OutputProcessor:
                     cached_tokens=seq.num_cached_tokens,
                     reasoning_tokens=router.num_reasoning_tokens if router is not None else 0,
                 ),
-                times=RequestTimes(
-                    arrival=seq.arrival,
-                    first_scheduled=seq.first_scheduled,
-                    first_token=seq.first_token,
-                    finished=seq.finished,
-                ),
+                times=state.times,
                 error=str(error) if error is not None else None,
                 error_code=error.code if error is not None else None,
             )

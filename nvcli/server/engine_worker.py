@@ -37,7 +37,7 @@ _PARENT_INTERVAL_S = 0.5
 _STATS_INTERVAL_S = 0.25
 COMPILERS = 2  # grammars at once, beside the engine's thread
 
-Group = tuple[str, list[Any]]
+Piece = tuple[str, Any]  # id of the request, packed output
 
 
 def die_with_parent(parent: int) -> None:
@@ -57,7 +57,7 @@ class Worker:
     def __init__(self, sock: socket.socket, llm: ServerEngine) -> None:
         self._sock = sock
         self._llm = llm
-        self._groups: queue.SimpleQueue[Group | None] = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[list[Piece]] = queue.SimpleQueue()
         self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="nvcli-grammar")
         self._lock = threading.Lock()
         self._compiling: dict[str, bool] = {}  # requests without their grammar yet: aborted or not
@@ -100,18 +100,18 @@ class Worker:
             self._llm.abort(request.request_id)
 
     def _start(self, request: Any, error: NvcliError | None = None) -> None:
-        def sink(outputs: list[RequestOutput]) -> None:
-            self._groups.put((request.request_id, [pack_output(output) for output in outputs]))
-
         try:
             if error is not None:
                 raise error
-            self._llm.submit(request, sink)
+            self._llm.submit(request, self._sink)
         except NvcliError as exc:
-            sink(error_outputs(request.request_id, set(range(request.params.n)), exc))
+            self._sink(error_outputs(request.request_id, set(range(request.params.n)), exc))
         except Exception as bug:  # noqa: BLE001 - a compiler's thread would keep it to itself
             wrapped = EngineError(f"the request could not be added: {bug!r}")
-            sink(error_outputs(request.request_id, set(range(request.params.n)), wrapped))
+            self._sink(error_outputs(request.request_id, set(range(request.params.n)), wrapped))
+
+    def _sink(self, outputs: list[RequestOutput]) -> None:
+        self._given.put([(output.request_id, pack_output(output)) for output in outputs])
 
     def _abort(self, request_id: str) -> None:
         with self._lock:
@@ -133,15 +133,14 @@ class Worker:
 
     def _send_frames(self) -> None:
         while True:
-            groups: list[Group] = []
+            pieces: list[Piece] = []
             with contextlib.suppress(queue.Empty):
-                group = self._groups.get(timeout=_STATS_INTERVAL_S)
-                while group is not None:
-                    groups.append(group)
-                    group = self._groups.get_nowait()
+                pieces += self._given.get(timeout=_STATS_INTERVAL_S)
+                while True:
+                    pieces += self._given.get_nowait()
             error = self._llm.error
             end = None if error is None else (error.message, error.hint)
-            self._sock.sendall(encode((groups, astuple(self._llm.stats()), end)))
+            self._sock.sendall(encode((pieces, astuple(self._llm.stats()), end)))
 
 
 def describe(llm: Any) -> dict[str, Any]:

@@ -125,14 +125,10 @@ class RemoteEngine(DescribedEngine):
             return
         waiting: dict[str, list[Any]] = {}
         error: EngineClosedError | None = None
-        for groups, stats, end in self._reader.feed(data):
+        for pieces, stats, end in self._reader.feed(data):
             self._stats = EngineStats(*stats)
-            for request_id, packed in groups:
-                known = waiting.get(request_id)
-                if known is None:
-                    waiting[request_id] = packed
-                else:
-                    known += packed
+            for request_id, packed in pieces:
+                waiting.setdefault(request_id, []).append(packed)
             if end is not None:
                 message, hint = end
                 error = EngineClosedError(message, hint=hint)

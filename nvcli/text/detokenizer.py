@@ -24,6 +24,10 @@ class Vocabulary(Protocol):
         """The bytes that this id stands for; raises `RequestError` for an id that is not there."""
         ...
 
+    def run_bytes(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
+        """`token_bytes` of each, joined, but of special ids nothing where they are skipped."""
+        ...
+
     def is_special(self, token_id: int) -> bool:
         """Whether `skip_special_tokens` hides this id."""
         ...
@@ -58,13 +62,10 @@ class IncrementalDetokenizer:
     def feed_run(self, token_ids: Sequence[int]) -> str:
         """The text of `feed` of each, joined. Raises `RequestError` for an unknown id and is then
         as before the call."""
-        vocabulary, skips = self._vocabulary, self._skip_special_tokens
-        parts = [
-            vocabulary.token_bytes(token_id)
-            for token_id in token_ids
-            if not (skips and vocabulary.is_special(token_id))
-        ]
-        return self._decoder.decode(b"".join(parts))
+        skips = self._skip_special_tokens
+        return self._decoder.decode(
+            self._vocabulary.run_bytes(token_ids, skip_special_tokens=skips)
+        )
 
     def finish(self) -> str:
         """The held tail, and a fresh start."""

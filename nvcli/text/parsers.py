@@ -207,16 +207,19 @@ class OutputRouter:
 
     def feed_run(self, token_ids: Sequence[int]) -> RouterDelta | None:
         """What `feed` of each, joined, would give, for a fraction of the time; None, and nothing
-        done, where it takes `feed`: markup, reasoning, calls, stop strings, or an unknown id.
+        done, where it takes `feed`: markup, calls, stop strings of the answer, or an unknown id.
         """
+        in_reasoning = self.state is RouterState.REASONING
         is_plain = self.state is RouterState.CONTENT and self._content.is_plain
-        if not is_plain or not self._tags[self.state].isdisjoint(token_ids):
+        if not (is_plain or in_reasoning) or not self._tags[self.state].isdisjoint(token_ids):
             return None
         try:
             text = self._detokenizer.feed_run(token_ids)
         except RequestError:
             return None
         self.num_tokens += len(token_ids)
+        if in_reasoning:
+            self.num_reasoning_tokens += len(token_ids)
         if not text:
             return _NOTHING
         self._text(text)

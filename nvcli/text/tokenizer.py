@@ -17,13 +17,24 @@ from nvcli.text.unicode import repair_surrogates
 from nvcli.types import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import tokenizers
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # the blank shows whether a template trims
 LONG_TEXT = 16 * 1024  # characters
+
+
+class _Found(dict[int, bytes]):
+    """What was found of an id, once: every piece of a stream asks."""
+
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        self._find = find
+
+    def __missing__(self, token_id: int) -> bytes:
+        data = self[token_id] = self._find(token_id)
+        return data
 
 
 class Tokenizer:
@@ -37,7 +48,8 @@ class Tokenizer:
         chat_templates: Mapping[str, str] | None = None,
     ) -> None:
         self._backend = backend
-        self._bytes: dict[int, bytes] = {}
+        self._bytes = _Found(self._find_bytes)
+        self._shown_bytes = _Found(lambda i: b"" if i in self._special else self._bytes[i])
         self.named_tokens = dict(named_tokens or {})  # "eos_token" -> "<|im_end|>"
         self.chat_templates = dict(chat_templates or {})  # "default" and others by name
         added = backend.get_added_tokens_decoder()
@@ -81,22 +93,20 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all ids together. Raises `RequestError` for an id outside the tokenizer."""
-        parts = [
-            self.token_bytes(token_id)
-            for token_id in ids
-            if not (skip_special_tokens and token_id in self._special)
-        ]
-        return b"".join(parts).decode("utf-8", "replace")
+        data = self.run_bytes(ids, skip_special_tokens=skip_special_tokens)
+        return data.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes of one id; those of a piece of a character are no valid UTF-8.
 
         Raises `RequestError` for an id outside the tokenizer, which ends one request only.
         """
-        data = self._bytes.get(token_id)
-        if data is None:
-            data = self._bytes[token_id] = self._find_bytes(token_id)
-        return data
+        return self._bytes[token_id]
+
+    def run_bytes(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
+        """`token_bytes` of each, joined, but of special ids nothing where they are skipped."""
+        found = self._shown_bytes if skip_special_tokens else self._bytes
+        return b"".join(map(found.__getitem__, token_ids))
 
     def _find_bytes(self, token_id: int) -> bytes:
         added = self._added.get(token_id)

@@ -59,7 +59,7 @@ class ContentTrimmer:
             text = self._leading + rest if self._has_text else rest
             self._is_after_tag = False
             self._leading = ""
-        if not may_stop:
+        if not may_stop or not self._matcher.has_stops:
             return self._out(text)
         piece = self._matcher.feed(text)
         self.stop = piece.stop

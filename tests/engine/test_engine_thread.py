@@ -100,6 +100,21 @@ def test_request_id_in_use_ends_the_second_with_an_error_for_each_of_n(
     thread.close()
 
 
+def test_requests_that_share_a_sink_share_its_call_of_a_step() -> None:
+    thread = EngineThread(make_engine())
+    held, shared = threading.Event(), queue.SimpleQueue[list[RequestOutput]]()
+    alone: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    thread._post(lambda: held.wait(PATIENCE_S) and None)
+    for request_id in ("a", "b"):
+        thread.submit(make_request(request_id, max_tokens=3), shared.put)
+    thread.submit(make_request("c", max_tokens=3), alone.put)
+    held.set()
+    groups = [shared.get(timeout=PATIENCE_S) for _ in range(3)]
+    assert [[output.request_id for output in group] for group in groups] == 3 * [["a", "b"]]
+    assert drain(alone).token_ids == (10, 11, 12)
+    thread.close()
+
+
 def test_abort_ends_a_running_request() -> None:
     thread = EngineThread(make_engine())
     outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()

@@ -136,9 +136,9 @@ def wait_ended(sock: socket.socket, count: int) -> dict[str, FinishReason | None
     """The next requests that end, and why."""
     found: dict[str, FinishReason | None] = {}
     while len(found) < count:
-        groups, _, _ = read_frame(sock)
-        for request_id, packed in groups:
-            output = unpack_output(request_id, packed[-1])
+        pieces, _, _ = read_frame(sock)
+        for request_id, packed in pieces:
+            output = unpack_output(request_id, packed)
             if output.is_finished:
                 found[request_id] = output.finish_reason
     return found

@@ -20,7 +20,7 @@ from nvcli.text import OutputRouter, RouterDelta, RouterState, Tokenizer, start_
 from nvcli.types import FinishReason, ToolCall, fold_tool_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>")
 THINK, END_THINK, CALL, END_CALL, TURN, END_TURN = range(len(TAGS))
@@ -37,6 +37,10 @@ class Pieces:
         if not 0 <= token_id < len(self.bytes):
             raise RequestError(f"token id {token_id} is outside the tokenizer")
         return self.bytes[token_id]
+
+    def run_bytes(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> bytes:
+        shown = [i for i in token_ids if not (skip_special_tokens and self.is_special(i))]
+        return b"".join(map(self.token_bytes, shown))
 
     def is_special(self, token_id: int) -> bool:
         return token_id in (TURN, END_TURN)
@@ -750,6 +754,7 @@ def test_a_run_of_ids_gives_what_they_give_one_by_one(data: st.DataObject) -> No
         )
         assert in_runs.state is one_by_one.state
         assert in_runs.num_tokens == one_by_one.num_tokens
+        assert in_runs.num_reasoning_tokens == one_by_one.num_reasoning_tokens
     assert in_runs.finish().text == one_by_one.finish().text
 
 
