@@ -59,13 +59,16 @@ def arguments() -> argparse.Namespace:
 
 async def one_stream(port: int, body: dict[str, Any]) -> dict[str, Any]:
     data = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     sent = time.perf_counter()
     writer.write(head.encode() + data)
     moments: list[float] = []
     num_events = 0
+    status = await reader.readline()
+    if b" 200 " not in status:
+        raise SystemExit((status + await reader.read()).decode(errors="replace"))
     rest = b""
     while piece := await reader.read(1 << 16):
         now = time.perf_counter()
@@ -162,7 +165,7 @@ def one_pass(
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.serve_load", "--client", "1"],
         input=json.dumps(spec),
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         check=True,
         env={**os.environ},
