@@ -17,13 +17,13 @@ from nvcli.batch.identity import IdRegistry
 from nvcli.batch.options import OnDuplicate, Scope
 from nvcli.batch.prescan import MAX_LISTED, Duplicate
 from nvcli.batch.progress import format_duration
-from nvcli.batch.records import Failure, identify, parse_record
+from nvcli.batch.records import Failure, Record, identify, parse_record
 from nvcli.batch.rows import read_rows
+from nvcli.batch.spelling import Teller
 from nvcli.errors import NvcliError
 
 if TYPE_CHECKING:
     from nvcli.batch.options import BatchOptions
-    from nvcli.batch.records import Record
     from nvcli.models.config import ModelConfig
     from nvcli.text import Tokenizer
 
@@ -48,6 +48,7 @@ class DryRun:
     codes: Counter[str] = field(default_factory=Counter)  # of the bad ones
     bad: list[Failure] = field(default_factory=list)
     duplicates: list[Duplicate] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
     max_prompt_tokens: int = 0
     output_tokens: int = 0  # at most, or assumed
@@ -64,6 +65,7 @@ class DryRun:
             "bad": sum(self.codes.values()),
             "kinds": dict(self.kinds),
             "errors": dict(self.codes),
+            "warnings": self.doubts,
             "prompt_tokens": self.prompt_tokens,
             "max_prompt_tokens": self.max_prompt_tokens,
             "max_output_tokens": self.output_tokens,
@@ -83,6 +85,7 @@ class DryRun:
             out.append(f"line {failure.line}: {failure.code}: {failure.message}")
         if num_bad > len(self.bad):
             out.append(f"and {num_bad - len(self.bad):,} more bad records")
+        out += self.doubts
         out.append(f"prompt tokens: {self.prompt_tokens:,}, the longest {self.max_prompt_tokens:,}")
         out += self._bars()
         limit = f"output tokens: at most {self.output_tokens:,}"
@@ -109,6 +112,7 @@ def dry_run(
     found = DryRun()
     ids = IdRegistry(options.on_duplicate)
     scope = Scope(options)
+    teller = Teller(found.doubts.append)
     for index, row in enumerate(
         read_rows(options.input, options.input_format, options.prompt_field)
     ):
@@ -117,6 +121,8 @@ def dry_run(
         if scope.takes(index):
             found.num_records += 1
             record = parse_record(row, identity, options, record_id=assigned.id, index=index)
+            if isinstance(record, Record):
+                teller.add(row.line, record.doubts)
             if assigned.first_line is not None and options.on_duplicate is OnDuplicate.ERROR:
                 duplicate = Duplicate(assigned.id, assigned.first_line, row.line)
                 found.duplicates.append(duplicate)

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from nvcli.batch.attached import HttpEngine
 from nvcli.batch.identity import IdRegistry, record_seed
 from nvcli.batch.options import Scope
+from nvcli.batch.prescan import can_prescan
 from nvcli.batch.records import Failure, Record, identify, parse_record
 from nvcli.batch.rows import read_rows
+from nvcli.batch.spelling import Teller
 from nvcli.engine.engine import Request
 from nvcli.errors import NvcliError, UsageError
 from nvcli.protocol import (
@@ -58,11 +60,21 @@ class Failed:
 
 
 @dataclass(slots=True)
+class Warned:
+    """What the user should know of a record that is run all the same."""
+
+    text: str
+
+
+@dataclass(slots=True)
 class FeedEnd:
     """The input is read, or cannot be read on."""
 
     error: NvcliError | None = None
     num_records: int = 0
+
+
+Fed = Prepared | Failed | Warned | FeedEnd
 
 
 class Preparer:
@@ -165,13 +177,14 @@ class Feed:
         options: BatchOptions,
         existing: ExistingOutput | None,
         preparer: Preparer,
-        put: Callable[[Prepared | Failed | FeedEnd], object],
+        put: Callable[[Fed], object],
         window: int,
     ) -> None:
         self._options = options
         self._existing = existing
         self._preparer = preparer
         self._put = put
+        self._teller = None if can_prescan(options.input) else Teller(self._warn)  # it has told
         self._slots = threading.Semaphore(window)
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="nvcli-batch-feed", daemon=True)
@@ -187,6 +200,9 @@ class Feed:
         """Read no more. The thread may hang in a read; it is left behind at exit."""
         self._is_stopped = True
         self._slots.release()
+
+    def _warn(self, text: str) -> None:
+        self._put(Warned(text))
 
     def _run(self) -> None:
         end = FeedEnd()
@@ -223,6 +239,8 @@ class Feed:
                         raise UsageError(f"line {checked.line}: {checked.message}")
                     yield Failed(position, checked)
                 else:
+                    if self._teller is not None:
+                        self._teller.add(row.line, checked.doubts)
                     yield self._preparer.prepare(checked, position)
                 position += 1
             if scope.is_over or self._is_stopped:

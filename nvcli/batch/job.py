@@ -73,6 +73,8 @@ def run_job(
             with telling(options, counts, InputError):
                 found = prescan(options, target.existing)
             found.check(options)
+            for text in found.doubts:
+                progress.warn(text)
             counts.total = found.num_left
             if not found.num_left and target.existing is not None and target.existing.num_records:
                 target.close()

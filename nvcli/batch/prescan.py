@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 
 from nvcli.batch.identity import IdRegistry
 from nvcli.batch.options import OnDuplicate, Scope
-from nvcli.batch.records import Failure, identify, parse_record
+from nvcli.batch.records import Failure, Identity, Kind, Record, find_doubts, identify, parse_record
 from nvcli.batch.rows import read_rows
+from nvcli.batch.spelling import Teller
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
+    from nvcli.batch.rows import Row
+    from nvcli.batch.spelling import Doubt
 
 MAX_LISTED = 20
+MAX_KEY_SETS = 1000  # of bodies, that are looked at
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class Prescan:
     bad: list[Failure] = field(default_factory=list)
     num_duplicates: int = 0
     duplicates: list[Duplicate] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
     def check(self, options: BatchOptions) -> None:
         """Raises `UsageError` for duplicates, and for bad lines under `--strict`."""
@@ -57,9 +62,11 @@ class Prescan:
         if self.bad and options.is_strict:
             first = self.bad[0]
             more = f" ({self.num_bad} bad records in all)" if self.num_bad > 1 else ""
+            hint = "Without --strict a bad record becomes an error record."
+            if first.code == "unknown_field":
+                hint = "Without --strict this is a warning; what --echo names is data."
             raise UsageError(
-                f"{options.input}, line {first.line}: {first.message}{more}",
-                hint="Without --strict a bad record becomes an error record.",
+                f"{options.input}, line {first.line}: {first.message}{more}", hint=hint
             )
 
 
@@ -83,6 +90,8 @@ def prescan(options: BatchOptions, existing: ExistingOutput | None = None) -> Pr
     found = Prescan()
     ids = IdRegistry(options.on_duplicate)
     scope = Scope(options)
+    teller = Teller(found.doubts.append)
+    bodies = _Bodies(options)
     rows = read_rows(
         options.input, options.input_format, options.prompt_field, is_exact=options.is_strict
     )
@@ -103,6 +112,29 @@ def prescan(options: BatchOptions, existing: ExistingOutput | None = None) -> Pr
                     found.num_bad += 1
                     if len(found.bad) < MAX_LISTED:
                         found.bad.append(checked)
+            elif identity.kind is Kind.OPENAI:
+                teller.add(row.line, bodies.doubts(row, identity))
+            elif identity.kind is not None:
+                teller.add(row.line, find_doubts(row, identity.kind, options))
         if scope.is_over:
             break
     return found
+
+
+class _Bodies:
+    """Which fields of a body nobody reads takes a look at all of it: one for each set of keys."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        self._options = options
+        self._seen: set[frozenset[str]] = set()
+
+    def doubts(self, row: Row, identity: Identity) -> tuple[Doubt, ...]:
+        body = row.value.get("body")
+        if not isinstance(body, dict):
+            return ()
+        keys = frozenset((*body, str(row.value.get("url"))))
+        if keys in self._seen or len(self._seen) >= MAX_KEY_SETS:
+            return ()
+        self._seen.add(keys)
+        checked = parse_record(row, identity, self._options, record_id="", index=0)
+        return checked.doubts if isinstance(checked, Record) else ()

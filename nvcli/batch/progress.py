@@ -131,6 +131,7 @@ class ShowsProgress(Protocol):
     def finish(self, counts: Counts, *, is_whole: bool = True) -> None: ...
     def status(self, counts: Counts) -> None: ...
     def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
 
 
 class Progress:
@@ -148,6 +149,7 @@ class Progress:
             stream = sys.stderr or io.StringIO()
         self._stream = stream
         self._clock = clock
+        self._is_quiet = is_quiet
         self._is_terminal = self._stream.isatty()
         is_dumb = os.environ.get("TERM", "dumb") == "dumb"
         self._is_silent = False  # plain lines of `auto`: rare, and late
@@ -185,6 +187,11 @@ class Progress:
         """A line of its own, above the bar."""
         self._clear()
         self._write(text + "\n")
+
+    def warn(self, text: str) -> None:
+        """Of something that may not be as it was meant."""
+        if not self._is_quiet:
+            self.note(f"nvcli: {text}")
 
     def finish(self, counts: Counts, *, is_whole: bool = True) -> None:
         """The last state; a run that spoke so far also says how it ended. The last object of JSON

@@ -31,6 +31,7 @@ from nvcli.batch.run_defaults import (
     with_system,
     with_text_format,
 )
+from nvcli.batch.spelling import Doubt, misspelt, unread
 from nvcli.errors import InvalidParameterError, NvcliError
 from nvcli.protocol import (
     DEFAULT_MAX_TOKENS,
@@ -83,6 +84,7 @@ class Record:
     url: str = CHAT_URL  # whose body it is
     body: dict[str, Any] = field(default_factory=dict)  # what `request` was read from
     echo: dict[str, Any] = field(default_factory=dict)
+    doubts: tuple[Doubt, ...] = ()  # keys that may be meant otherwise; `--strict` has none
 
 
 @dataclass(slots=True)
@@ -170,6 +172,10 @@ def parse_record(
     except NvcliError as exc:
         error = exc
     else:
+        doubts = find_doubts(row, kind, options, asked.request.ignored_fields)
+        if doubts and options.is_strict:
+            text = doubts[0].text
+            return Failure(index, row.line, record_id, kind, "unknown_field", text, echo=echo)
         return Record(
             index=index,
             line=row.line,
@@ -182,10 +188,20 @@ def parse_record(
             url=asked.url,
             body=asked.body,
             echo=echo,
+            doubts=doubts,
         )
     failure = Failure.of(error, index=index, line=row.line, id=record_id, kind=kind)
     failure.echo = echo
     return failure
+
+
+def find_doubts(
+    row: Row, kind: Kind, options: BatchOptions, unread_fields: tuple[str, ...] = ()
+) -> tuple[Doubt, ...]:
+    if kind is Kind.OPENAI:
+        return unread(unread_fields)
+    data = (*options.echo, options.prompt_field or "prompt")
+    return misspelt(row.value, has_messages=kind is Kind.MESSAGES, data=data)
 
 
 def read_echo(row: Row, options: BatchOptions) -> dict[str, Any]:

@@ -239,14 +239,14 @@ def _table_row(line: int, columns: list[str], cells: list[str], column: str) -> 
     except UnicodeEncodeError:
         message = "the row is not UTF-8"
         return Row(line, identity=identity, problem=Problem("invalid_utf8", message))
-    value.update({k: _cell(value[k]) for k in _VALUE_COLUMNS.intersection(value) - {column}})
+    value.update({k: as_value(value[k]) for k in _VALUE_COLUMNS.intersection(value) - {column}})
     if value.get("system") == "":
         del value["system"]
     value["prompt"] = cells[columns.index(column)]
     return Row(line, value, identity, is_prompt=True)
 
 
-def _cell(text: str) -> Any:
+def as_value(text: str) -> Any:
     """A sampling value in a table of texts: a number, true, a list; nothing where it is empty."""
     if not text.strip():
         return None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from nvcli.batch.admission import Waves
 from nvcli.batch.engine import max_num_seqs
-from nvcli.batch.feed import Failed, Feed, FeedEnd, Prepared, Preparer, failure_of
+from nvcli.batch.feed import Failed, Fed, Feed, FeedEnd, Prepared, Preparer, Warned, failure_of
 from nvcli.batch.heap import frozen_heap
 from nvcli.batch.options import Order
 from nvcli.batch.running import Running
@@ -97,7 +97,7 @@ class BatchRun:
             self._receive,
             window,
         )
-        self._fed: deque[Prepared | Failed | FeedEnd] = deque()
+        self._fed: deque[Fed] = deque()
         self._is_hungry = True  # the engine has room, and nothing is ready for it
         self._num_to_release = 0  # records written whose places the feed may fill
         is_ordered = options.order is Order.INPUT
@@ -141,7 +141,7 @@ class BatchRun:
         is_empty = not self._running and not len(self._waves)
         return is_empty and (self._is_fed or self._error is not None)
 
-    def _receive(self, item: Prepared | Failed | FeedEnd) -> None:
+    def _receive(self, item: Fed) -> None:
         """Called by the feed's thread."""
         self._fed.append(item)
         if self._is_hungry:
@@ -166,7 +166,7 @@ class BatchRun:
             case Wish():
                 self._grant(event)
 
-    def _take_fed(self, item: Prepared | Failed | FeedEnd) -> None:
+    def _take_fed(self, item: Fed) -> None:
         match item:
             case Prepared():
                 if self._error is None:
@@ -174,6 +174,8 @@ class BatchRun:
             case Failed():
                 if self._error is None:
                     self._fail(item.position, item.failure)
+            case Warned():
+                self._progress.warn(item.text)
             case FeedEnd():
                 self._is_fed = True
                 if self._error is None:  # what was read before is still answered

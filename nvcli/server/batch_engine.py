@@ -127,3 +127,6 @@ class RunProgress:
 
     def note(self, text: str) -> None:
         logger.debug("%s", text)
+
+    def warn(self, text: str) -> None:
+        logger.info("%s", text)
