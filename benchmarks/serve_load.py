@@ -57,13 +57,17 @@ def arguments() -> argparse.Namespace:
 # --- the client, a process of its own ------------------------------------------------------------
 
 
-async def one_stream(port: int, body: dict[str, Any]) -> dict[str, Any]:
+def encoded(body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(data)}\r\nconnection: close\r\n\r\n"
+    return head.encode() + data
+
+
+async def one_stream(port: int, request: bytes) -> dict[str, Any]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     sent = time.perf_counter()
-    writer.write(head.encode() + data)
+    writer.write(request)
     moments: list[float] = []
     num_events = 0
     status = await reader.readline()
@@ -84,22 +88,24 @@ async def one_stream(port: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def client(spec: dict[str, Any]) -> dict[str, Any]:
-    bodies = [
-        {
-            "model": spec["model"],
-            "prompt": prompt,
-            "max_tokens": spec["output"],
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-            "temperature": 1,
-            "top_p": 1,
-            "top_k": 0,
-        }
+    requests = [
+        encoded(
+            {
+                "model": spec["model"],
+                "prompt": prompt,
+                "max_tokens": spec["output"],
+                "ignore_eos": True,
+                "stream": True,
+                "return_token_ids": True,
+                "temperature": 1,
+                "top_p": 1,
+                "top_k": 0,
+            }
+        )
         for prompt in spec["prompts"]
     ]
     start = time.perf_counter()
-    done = await asyncio.gather(*(one_stream(spec["port"], body) for body in bodies))
+    done = await asyncio.gather(*(one_stream(spec["port"], request) for request in requests))
     seconds = max(item["end"] for item in done) - start
     gaps = sorted(gap for item in done for gap in item["gaps"])
     ttfts = sorted(item["ttft"] for item in done)
@@ -198,6 +204,7 @@ def main() -> None:
 
     from benchmarks.rows import write_row
     from benchmarks.simulated import install
+    from nvcli.batch.heap import frozen_heap
     from nvcli.config import EngineConfig
     from nvcli.llm import LLM
     from nvcli.server.app import create_app
@@ -253,15 +260,16 @@ def main() -> None:
     # The first pass of all warms up; then every pass takes each number of streams in turn.
     plan = [(args.streams[0], False)]
     plan += [(count, True) for _ in range(args.passes) for count in args.streams]
-    for count, counts in plan:
-        if counts and done[count] and time.perf_counter() - started > args.seconds:
-            continue
-        seed += 2
-        where = {"port": port, "engine_pid": getattr(served, "pid", None)}
-        row = one_pass(llm, params, args, count=count, seed=seed, **where)
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        if counts:
-            done[count].append(row)
+    with frozen_heap():  # as `nvcli serve` does
+        for count, counts in plan:
+            if counts and done[count] and time.perf_counter() - started > args.seconds:
+                continue
+            seed += 2
+            where = {"port": port, "engine_pid": getattr(served, "pid", None)}
+            row = one_pass(llm, params, args, count=count, seed=seed, **where)
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            if counts:
+                done[count].append(row)
     rows = []
     for passes in done.values():
         passes.sort(key=lambda row: float(row["ratio"]))

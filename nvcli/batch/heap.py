@@ -1,7 +1,7 @@
-"""Garbage collection while a run lasts: what was loaded before is left out of it.
+"""Garbage collection while a run or a server lasts: what was loaded before is left out of it.
 
 A full pass walks all that torch and the tokenizer brought, holds the interpreter meanwhile - the
-engine's thread too - and finds nothing; records that come and go make for many.
+engine's thread too - and finds nothing; records and requests that come and go make for many.
 """
 
 from __future__ import annotations

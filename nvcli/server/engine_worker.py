@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
+from nvcli.batch.heap import frozen_heap
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineError, NvcliError
 from nvcli.server.wire import encode, pack_output, read_frame
@@ -182,7 +183,8 @@ def main(load: Callable[[EngineConfig], ServerEngine] = load_llm) -> None:
         kind = type(error).__name__
         sock.sendall(encode(("failed", (kind, error.message, error.hint))))
         return
-    Worker(sock, llm).run()
+    with frozen_heap():
+        Worker(sock, llm).run()
 
 
 if __name__ == "__main__":

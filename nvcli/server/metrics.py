@@ -78,19 +78,28 @@ class Metrics:
             registry=self.registry,
             buckets=_FAST,
         )
+        self._children: dict[tuple[Any, ...], Any] = {}
+
+    def _of(self, metric: Any, *labels: str) -> Any:
+        """`metric.labels(...)`, remembered: finding it takes longer than counting."""
+        key = (metric, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
     def observe_http(self, handler: str, method: str, status: int, seconds: float) -> None:
-        self._http.labels(handler, method, str(status)).inc()
-        self._http_time.labels(handler, method).observe(seconds)
+        self._of(self._http, handler, method, str(status)).inc()
+        self._of(self._http_time, handler, method).observe(seconds)
 
     def observe_finished(self, output: RequestOutput, params: SamplingParams) -> None:
         """One sequence ended by itself."""
         name, times, usage = self._state.model, output.times, output.usage
         for counter in self._success:
-            counter.labels(name, str(output.finish_reason)).inc()
+            self._of(counter, name, str(output.finish_reason)).inc()
         self._count("generation_tokens", usage.completion_tokens)
         values: dict[str, float | None] = {"request_generation_tokens": usage.completion_tokens}
         if output.index == 0:
@@ -119,12 +128,13 @@ class Metrics:
         self._observe("iteration_tokens_total", num_outputs)
 
     def _observe(self, name: str, value: float) -> None:
+        model = self._state.model
         for histogram in self._histograms[name]:
-            histogram.labels(self._state.model).observe(value)
+            self._of(histogram, model).observe(value)
 
     def _count(self, name: str, amount: int) -> None:
         for counter in self._tokens[name]:
-            counter.labels(self._state.model).inc(amount)
+            self._of(counter, self._state.model).inc(amount)
 
 
 class _EngineGauges(Collector):

@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nvcli.batch.heap import frozen_heap
 from nvcli.errors import NvcliError, UsageError
 from nvcli.server.app import create_app
 from nvcli.server.hangup import Hangup
@@ -174,8 +175,9 @@ class _Server:
                 await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if loading.done():
                     self._ready(loading.result())
-                    await self._watch(stopping)
-                    await self._drain()
+                    with frozen_heap():
+                        await self._watch(stopping)
+                        await self._drain()
             finally:
                 uvicorn.should_exit = True
                 await asyncio.wait({answering}, timeout=CLOSE_TIMEOUT_S + 1)
