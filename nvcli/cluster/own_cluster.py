@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _REAPER = "nvcli.cluster.reaper"
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+_KEEPS_MARK = "SPT_NOENV"  # else a process that gives itself a title writes over its environment
 _TOKEN_NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _END_S = 15.0
 
@@ -46,7 +47,11 @@ class OwnCluster:
     def starting(self, ray: Any) -> Iterator[None]:
         """The environment in which `ray.init` is to start it."""
         own_token()
-        with _environment(MARK, self._mark), _on_loopback(ray):
+        with (
+            _environment(MARK, self._mark),
+            _environment(_KEEPS_MARK, "1"),
+            _on_loopback(ray),
+        ):
             yield
 
     def end(self) -> None:
