@@ -241,7 +241,7 @@ def test_the_next_cluster_may_have_other_machines(init: Callable[..., list[str]]
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux' /proc")
 def test_the_reaper_kills_what_has_its_mark_and_nothing_else() -> None:
-    """Also what has a title since, as Ray's agents, which look for a killed cluster for a minute."""
+    """Also what has given itself a title, as Ray's agents do."""
     title = "import ray; ray._raylet.setproctitle('ray::Agent')"
     stay = "import sys; print('up', flush=True); sys.stdin.read()"
     own = OwnCluster()
