@@ -112,6 +112,11 @@ CAMPAIGNS = {
                     limit_s=130,
                 ),
                 Job(
+                    "serve, long",
+                    "benchmarks.serve_load qwen3-0.6b --streams 256 64 --output 768 --passes 2",
+                    limit_s=90,
+                ),
+                Job(
                     "serve, thread",
                     "benchmarks.serve_load qwen3-0.6b --streams 64 256 --engine thread",
                     limit_s=60,

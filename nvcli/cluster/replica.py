@@ -14,14 +14,13 @@ import os
 import pickle
 import time
 from contextlib import suppress
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from nvcli import __version__
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineClosedError, EngineError, NvcliError, TokenizerError
 from nvcli.server.engine_worker import describe
-from nvcli.server.wire import pack_output
+from nvcli.server.wire import pack_output, pack_stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +104,7 @@ class Replica:
             os._exit(1)  # it died while it had nothing to do
         self._has_groups.clear()
         groups, self._groups = self._groups, []
-        return groups, astuple(self._llm.stats())
+        return groups, pack_stats(self._llm.stats())
 
     async def abort(self, ticket: str) -> None:
         self._compiling.discard(ticket)

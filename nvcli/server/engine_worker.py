@@ -17,13 +17,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from nvcli.batch.heap import frozen_heap
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineError, NvcliError
-from nvcli.server.wire import encode, pack_output, read_frame
+from nvcli.server.wire import encode, pack_output, pack_stats, read_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +140,7 @@ class Worker:
                     pieces += self._given.get_nowait()
             error = self._llm.error
             end = None if error is None else (error.message, error.hint)
-            self._sock.sendall(encode((pieces, astuple(self._llm.stats()), end)))
+            self._sock.sendall(encode((pieces, pack_stats(self._llm.stats()), end)))
 
 
 def describe(llm: Any) -> dict[str, Any]:
@@ -157,7 +156,7 @@ def describe(llm: Any) -> dict[str, Any]:
         "sampling_defaults": dict(llm.model_config.sampling_defaults),
         "stage_s": dict(llm.startup.stage_s),
         "device": llm.startup.device,
-        "stats": astuple(llm.stats()),
+        "stats": pack_stats(llm.stats()),
     }
 
 

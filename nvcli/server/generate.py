@@ -55,12 +55,13 @@ async def outputs_of(
     state: ServerState, groups: OutputGroups, requests: Sequence[Request]
 ) -> AsyncIterator[tuple[int, RequestOutput]]:
     """(number of the request, output) until all have ended; then, or when left, nothing runs."""
+    loop, observe = asyncio.get_running_loop(), state.metrics.observe_finished
     try:
         while outputs := await groups.next_outputs():
             for output in outputs:
                 number = groups.number_of[output.request_id]
-                if output.is_finished:
-                    state.metrics.observe_finished(output, requests[number].params)
+                if output.is_finished:  # counted after what all others of this moment have to send
+                    loop.call_soon(observe, output, requests[number].params)
                 yield number, output
     finally:
         groups.close()

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import pickle
 import struct
+from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from nvcli.engine.engine import EngineStats
 from nvcli.types import FinishReason, RequestOutput, RequestTimes, Usage
 
 if TYPE_CHECKING:
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 _FAULTS = ("error", "abort")  # what came before is told first
 _HEAD = struct.Struct("<I")
+_STATS = attrgetter(*(field.name for field in fields(EngineStats)))
 
 
 def encode(value: Any) -> bytes:
@@ -59,6 +63,12 @@ class FrameReader:
             start = end
         del self._data[:start]
         return frames
+
+
+def pack_stats(stats: EngineStats) -> tuple[int, ...]:
+    """For `EngineStats(*...)`. One goes with each frame, so it is no deep copy as `astuple`'s."""
+    values: tuple[int, ...] = _STATS(stats)
+    return values
 
 
 def pack_output(output: RequestOutput) -> tuple[Any, ...]:
