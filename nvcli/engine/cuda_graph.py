@@ -20,7 +20,6 @@ for eager kernels (log-probabilities, samplers that the kernel does not know) un
 
 from __future__ import annotations
 
-import bisect
 import gc
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvcli.engine.buckets import Buckets, smallest
 from nvcli.engine.shared_steps import MIN_SHARED_TOKENS, shared_decode_buckets
 from nvcli.kernels.prepare import (
     BLOCK_SHIFT,
@@ -51,31 +51,8 @@ if TYPE_CHECKING:
     from nvcli.engine.step_sampler import StepSampler
     from nvcli.kernels.attention import AttentionBackend
 
-TOKEN_BUCKETS = (
-    *(16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792),
-    *(2048, 2560, 3072, 3584, 4096),
-)
-MIN_TOKENS = 512  # buckets up to it are captured for every model
-LAUNCH_S = 15e-3  # of an eager step: a step that computes longer hides its launches
-FLOPS = 600e12  # of a Hopper GPU in such steps
 STAGING_RING = 4  # at least depth + 2 steps may have their copy outstanding
 BYTES_PER_GRAPH = 4 << 20  # an upper bound for what the driver keeps of one
-
-
-def decode_buckets(max_num_seqs: int) -> list[int]:
-    """Batch sizes to capture, rising; the last is `max_num_seqs`."""
-    sizes = [1, 2, 4, 8, *range(16, 257, 8), *range(272, max_num_seqs + 1, 16), max_num_seqs]
-    return sorted({size for size in sizes if size <= max_num_seqs})
-
-
-def token_buckets(max_num_batched_tokens: int, num_params: int) -> list[int]:
-    """Token counts to capture for steps that are not all decode, rising.
-
-    Up to where computing 2 operations a parameter and token takes as long as launching: beyond,
-    capturing gains nothing and padding up to the bucket costs.
-    """
-    limit = max(MIN_TOKENS, LAUNCH_S * FLOPS / (2 * num_params))
-    return [size for size in TOKEN_BUCKETS if size <= min(limit, max_num_batched_tokens)]
 
 
 class Capture:
@@ -124,8 +101,8 @@ class BucketKind:
 
     def smallest(self, num_tokens: int) -> _Bucket | None:
         """The bucket that holds so many tokens."""
-        at = bisect.bisect_left(self.sizes, num_tokens)
-        return self.captured[self.sizes[at]] if at < len(self.sizes) else None
+        size = smallest(self.sizes, num_tokens)
+        return None if size is None else self.captured[size]
 
 
 @dataclass(slots=True)
@@ -168,10 +145,11 @@ class GraphRunner:
         max_num_seqs = state.dummy_slot
         parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
         num_params = max(1, sum(p.numel() for p in parameters))
-        token_sizes = token_buckets(max_num_batched_tokens, num_params)
+        self.buckets = Buckets.of(max_num_seqs, max_num_batched_tokens, num_params)
+        token_sizes = list(self.buckets.tokens)
         self.shared = shared
         self.kinds = {  # by whether all rows decode, and whether some share keys
-            (True, False): BucketKind(decode_buckets(max_num_seqs)),
+            (True, False): BucketKind(list(self.buckets.decode)),
             (False, False): BucketKind(token_sizes),
         }
         if shared is not None:
@@ -240,12 +218,12 @@ class GraphRunner:
         shares: bool,
     ) -> _Bucket:
         graph = capture(lambda: self._body(num_tokens, is_decode=is_decode, shares=shares))
-        return _Bucket(graph, min(num_tokens, self.state.dummy_slot), num_tokens)
+        return _Bucket(graph, self.buckets.rows_of(num_tokens), num_tokens)
 
     def _body(self, num_tokens: int, *, is_decode: bool, shares: bool) -> None:
         """One step from its rows, all on the device."""
         state = self.state
-        num_rows = min(num_tokens, state.dummy_slot)
+        num_rows = self.buckets.rows_of(num_tokens)
         step = self.step.cut(num_rows, num_tokens)
         prepare(step, state.tokens, state.block_table, state.block_size, is_decode=is_decode)
         batch = ForwardBatch(

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nvcli.config import EngineConfig
+    from nvcli.engine.buckets import Buckets
     from nvcli.engine.cuda_graph import GraphRunner
     from nvcli.engine.shared_steps import SharedSteps
     from nvcli.engine.step_runner import Model
@@ -77,6 +78,7 @@ class StartupReport:
     deterministic: bool = False
     num_kernels: int = 0  # compiled before the first step, or found compiled
     num_graphs: int = 0
+    buckets: Buckets | None = None  # of the graphs; None where every step runs eagerly
     graph_bytes: int = 0
     stage_s: dict[str, float] = field(default_factory=dict)
 
@@ -183,6 +185,7 @@ class ModelRunner(StepRunner):
             deterministic=config.deterministic,
             num_kernels=num_kernels,
             num_graphs=self.graphs.num_graphs if self.graphs is not None else 0,
+            buckets=self.graphs.buckets if self.graphs is not None else None,
             graph_bytes=graph_bytes,
             stage_s=stage_s,
         )

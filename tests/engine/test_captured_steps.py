@@ -69,6 +69,7 @@ def make_runner(
 ) -> Any:
     """shares: with the graphs of steps whose rows share keys, too."""
     from nvcli.config import EngineConfig
+    from nvcli.engine import buckets as engine_buckets
     from nvcli.engine import cuda_graph
     from nvcli.engine.model_runner import ModelRunner
     from nvcli.engine.step_sampler import StepSampler
@@ -88,7 +89,7 @@ def make_runner(
     )
     if captured:
         runner._step_sampler = StepSampler(runner.state, runner.sampler, runner.vocab_size)
-        cuda_graph.TOKEN_BUCKETS = buckets  # type: ignore[assignment]
+        engine_buckets.TOKEN_BUCKETS = buckets  # type: ignore[assignment]
         graphs = cuda_graph.GraphRunner(
             runner.model,
             runner.state,
@@ -287,7 +288,8 @@ def test_captured_steps_equal_the_eager_loop_over_a_long_day() -> None:
 def test_a_start_runs_every_kind_of_bucket_to_find_its_kernels() -> None:
     from types import SimpleNamespace
 
-    from nvcli.engine.cuda_graph import BucketKind, GraphRunner, decode_buckets
+    from nvcli.engine.buckets import decode_buckets
+    from nvcli.engine.cuda_graph import BucketKind, GraphRunner
     from nvcli.engine.shared_steps import shared_decode_buckets
 
     ran = []
@@ -343,7 +345,7 @@ def test_rows_that_may_read_what_the_step_writes_are_flagged(is_cached: bool) ->
 
 @pytest.mark.torch
 def test_buckets_always_hold_the_largest_batch() -> None:
-    from nvcli.engine.cuda_graph import decode_buckets, token_buckets
+    from nvcli.engine.buckets import decode_buckets, token_buckets
     from nvcli.engine.shared_steps import shared_decode_buckets
 
     assert decode_buckets(3) == [1, 2, 3]
@@ -358,6 +360,24 @@ def test_buckets_always_hold_the_largest_batch() -> None:
     assert token_buckets(100, 1) == [16, 32, 64]
     assert token_buckets(16_384, 440_000_000)[-1] == 4096  # Qwen3-0.6B
     assert token_buckets(16_384, 8_000_000_000)[-1] == 512
+
+
+def test_what_a_step_is_padded_to_is_the_bucket_it_takes() -> None:
+    """`nvcli bench` asks `Buckets`, the captured steps ask their kinds."""
+    from nvcli.engine.buckets import Buckets
+    from nvcli.engine.cuda_graph import BucketKind
+
+    buckets = Buckets.of(20, 100, 1)
+    assert buckets == Buckets((1, 2, 4, 8, 16, 20), (16, 32, 64))
+    decode, tokens = BucketKind(list(buckets.decode)), BucketKind(list(buckets.tokens))
+    for kind in (decode, tokens):
+        kind.captured = {n: (n, buckets.rows_of(n)) for n in kind.sizes}  # type: ignore[misc]
+    for n in range(1, 70):
+        assert buckets.padded(n, 0) == decode.smallest(n)
+        assert buckets.padded(0, n) == tokens.smallest(n)
+        assert buckets.padded(3, n) == tokens.smallest(n + 3)
+    assert buckets.padded(0, 33) == (64, 20)  # no more rows than slots
+    assert buckets.padded(0, 65) is None
 
 
 def test_decoding_rows_bring_their_blocks_unless_more_changes() -> None:
