@@ -128,11 +128,11 @@ CAMPAIGNS = {
                 Job(
                     f"plan {model}",
                     f"benchmarks.plan_error {model} --concurrency 1,8,64,256 --in-len 1024"
-                    " --out-len 256 --times 4 --duration 60",
+                    f" --out-len 256 --times {times} --duration 40",
                     limit_s=200,
-                    tail=16,
+                    tail=60,
                 )
-                for model in ("qwen3-0.6b", "qwen3-8b")
+                for model, times in (("qwen3-0.6b", 4), ("qwen3-8b", 3))
             ]
         ),
     ],

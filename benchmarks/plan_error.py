@@ -5,33 +5,41 @@
 
 `qwen3-0.6b` and `qwen3-8b` are those shapes with random weights, nothing is downloaded. Everything
 runs in this process, without HTTP. Each load lasts `--times` the time that is predicted for one of
-its requests, and long enough for twenty. A prediction is for the mean lengths of the requests that
-were counted. A load that is not steady says so, and its numbers are no measure of a plan.
+its requests, and long enough for ten, `--duration` at most; then up to a stay until the last
+have ended. A prediction is for the lengths of the requests that were counted. A load that is not
+steady says so, and its numbers are no measure of a plan. Beside the three numbers stands what the
+steps were like and where the time of a first token went, measured and predicted.
 `--clock cpu` counts the process's CPU time in place of the wall's: on a machine that others use as
 well it is closer to what a quiet one would show, as long as one thread computes
-(OMP_NUM_THREADS=1). One row a model is appended to `results/plan_error.jsonl`; on CUDA it has what
-NVML told.
+(OMP_NUM_THREADS=1). One row a load is appended to `results/plan_error.jsonl` when it ends, so a run
+that is cut keeps what it measured; on CUDA it has what NVML told.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.engine.workloads import SHAPES, write_shape
 from benchmarks.rows import write_row
 
-SHORTEST_S, FEWEST = 3.0, 20
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHORTEST_S, FEWEST = 3.0, 10
 NAMES = {"ttft_ms": "ttft_ms", "tpot_ms": "tpot_ms", "out_tok_s": "output_tokens_per_s"}
 
 
-def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str, Any]:
+def measure(model: str, load_format: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The metrics of every load, as it ends."""
     from nvcli.bench import calibrate, nvml
     from nvcli.bench.engine_run import Bench
     from nvcli.bench.points import default_points, run_points
@@ -57,30 +65,43 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> dict[str,
         assert found is not None, "too few points to calibrate"
         calibrate.save(found)
         seconds["steps"] = time.perf_counter() - begin - seconds["start"]
-        points = [_point(bench, workload, found, c, args) for c in args.concurrency]
-    facts = nvml.gpu_facts()
-    missing = nvml_missing(facts, points) if bench.device == "cuda" else []
-    if bench.device == "cuda":
-        print("NVML:", json.dumps(facts), "missing or odd:", missing or "nothing")
-    seconds["all"] = time.perf_counter() - begin
-    print(f"{seconds['all']:.0f} s in all")
-    return {
-        "points": points,
-        "seconds": seconds,
-        "leave_one_out": found.errors,
-        "cost": found.cost.as_json(),
-        "steps_ms": {r["name"]: sorted(r["t_s"])[len(r["t_s"]) // 2] * 1e3 for r in rows},
-        "notes": found.notes,
-        "hardware": {
-            "bandwidth": bench.hardware.bandwidth,
-            "flops": bench.hardware.flops,
-            "source": bench.hardware.source,
-        },
-        "attention": bench.llm.startup.attention_backend,
-        "weights_dtype": bench.llm.startup.weights_dtype,
-        "nvml": facts,
-        "nvml_missing": missing,
-    }
+        _print_points(rows)
+        common = {
+            "leave_one_out": found.errors,
+            "cost": found.cost.as_json(),
+            "steps_ms": {r["name"]: sorted(r["t_s"])[len(r["t_s"]) // 2] * 1e3 for r in rows},
+            "notes": found.notes,
+            "hardware": {
+                "bandwidth": bench.hardware.bandwidth,
+                "flops": bench.hardware.flops,
+                "source": bench.hardware.source,
+            },
+            "attention": bench.llm.startup.attention_backend,
+            "weights_dtype": bench.llm.startup.weights_dtype,
+        }
+        for concurrency in args.concurrency:
+            point = _point(bench, workload, found, concurrency, args)
+            facts = nvml.gpu_facts()
+            missing = nvml_missing(facts, [point]) if bench.device == "cuda" else []
+            if missing:
+                print("NVML:", json.dumps(facts), "missing or odd:", missing)
+            seconds["all"] = time.perf_counter() - begin
+            print(f"{seconds['all']:.0f} s so far", flush=True)
+            yield {
+                "points": [point],
+                "seconds": dict(seconds),
+                **common,
+                "nvml": facts,
+                "nvml_missing": missing,
+            }
+
+
+def _print_points(rows: list[dict[str, Any]]) -> None:
+    """Each measured step beside what the fit without it says."""
+    for row in rows:
+        t = sorted(row["t_s"])[len(row["t_s"]) // 2]
+        error = 100 * (row["predicted_s"] / t - 1)
+        print(f"  {row['name']:28} {t * 1e3:9.3f} ms  {row['predictor']} {error:+.0f} %")
 
 
 def _point(
@@ -108,7 +129,12 @@ def _point(
             path=path,
             with_gpu=bench.device == "cuda",
         )
-        json_ = summarize(read_runs(path)[0]).json
+        run = read_runs(path)[0]
+    json_ = summarize(run).json
+    steps = {
+        "measured": measured_steps(run, json_["window"]),
+        "predicted": predicted_steps(run, found.perf_model, min(concurrency, slots)),
+    }
     rows = {row["name"]: (row["measured"], row["predicted"]) for row in json_["model_rows"]}
     pairs = {name: rows[theirs] for name, theirs in NAMES.items() if theirs in rows}
     print(
@@ -120,6 +146,11 @@ def _point(
         )
         + f"  {json_['little']['verdict']}"
     )
+    for who, values in steps.items():
+        if values is not None:
+            print(f"    steps {who:9} ", "  ".join(f"{k} {_short(v)}" for k, v in values.items()))
+    parts = json_["breakdown_ms"]
+    print("    of a request, ms:", "  ".join(f"{k} {_short(v)}" for k, v in parts.items()))
     return {
         "concurrency": concurrency,
         "ok": json_["counts"]["ok"],
@@ -127,11 +158,45 @@ def _point(
         "little": json_["little"]["verdict"],
         "mean_in_flight": json_["concurrency"]["mean"],
         "energy": json_["energy"],
+        "steps": steps,
+        "breakdown_ms": parts,
         **{
             name: {"measured": m, "predicted": p, "error": p / m - 1 if m else None}
             for name, (m, p) in pairs.items()
         },
     }
+
+
+def measured_steps(run: Any, window: dict[str, Any]) -> dict[str, float | None]:
+    """What the steps of the steady window were like, under the names of `under_load.Steps`."""
+    first = min(r.s_star_ns for r in run.requests)
+    a, b = (first + window[name] * 1e9 for name in ("start_s", "end_s"))
+    steps = [s for s in run.steps if a < s.t_ns <= b]
+    prompts = [s.dt_s for s in steps if s.p]
+    decodes = [s.dt_s for s in steps if not s.p]
+    return {
+        "rows": statistics.fmean(s.b for s in steps) if steps else None,
+        "prompt_share": len(prompts) / len(steps) if steps else None,
+        "decode_s": statistics.fmean(decodes) if decodes else None,
+        "prompt_s": statistics.fmean(prompts) if prompts else None,
+    }
+
+
+def predicted_steps(run: Any, model: Any, running: int) -> dict[str, float | None] | None:
+    """The same, predicted for the lengths that were counted."""
+    from nvcli.bench.stats import equal_parts
+
+    counted = [r for r in run.requests if r.status == "ok" and r.n_in]
+    if not counted:
+        return None
+    n_in = round(statistics.fmean(r.n_in for r in counted))
+    n_out = statistics.fmean(r.num_tokens for r in counted)
+    lens = equal_parts([r.n_in for r in counted])
+    return asdict(model.closed_steps(running, n_in, n_out, lens=lens))
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def nvml_missing(facts: dict[str, Any] | None, points: list[dict[str, Any]]) -> list[str]:
@@ -186,16 +251,16 @@ def main() -> None:
             path, load_format = name, "auto"
             if name in SHAPES:
                 path, load_format = write_shape(Path(folder) / name, name), "dummy"
-            metrics = measure(path, load_format, args)
-        config = {
-            "model": name,
-            "weights": "random" if name in SHAPES else "as stored",
-            "in_len": args.in_len,
-            "out_len": args.out_len,
-            "spread": "uniform, 0.5 to 1.5 of the mean",
-            "clock": args.clock,
-        }
-        write_row("plan_error", metrics=metrics, config=config)
+            config = {
+                "model": name,
+                "weights": "random" if name in SHAPES else "as stored",
+                "in_len": args.in_len,
+                "out_len": args.out_len,
+                "spread": "uniform, 0.5 to 1.5 of the mean",
+                "clock": args.clock,
+            }
+            for metrics in measure(path, load_format, args):
+                write_row("plan_error", metrics=metrics, config=config, prints=False)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """One benchmark row: what was run, where, at which commit, beside whom. Appended to
-`benchmarks/results/NAME.jsonl`, and printed as the last line.
+`benchmarks/results/NAME.jsonl`, and printed as the last line, unless the benchmark has said it all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def write_row(
-    name: str, *, metrics: dict[str, Any], config: dict[str, Any], peer: str | None = None
+    name: str,
+    *,
+    metrics: dict[str, Any],
+    config: dict[str, Any],
+    peer: str | None = None,
+    prints: bool = True,
 ) -> None:
     """Append a row. `peer` names what was measured beside nvcli in the same run."""
     row = {
@@ -38,7 +43,8 @@ def write_row(
     line = json.dumps(row, ensure_ascii=False)
     with (folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
         file.write(line + "\n")
-    print(line)
+    if prints:
+        print(line)
 
 
 def command_line() -> str:

@@ -1,10 +1,12 @@
 """From a few measured steps to the costs of the physical model, with its own error stated.
 
-Prefill first: non-negative least squares of T_p on [1, linear FLOPs, attention FLOPs]. Then decode
-on [1, b, S], less what linear layers of b tokens cost beyond streaming the weights of one. Weights
-1 / t^2 make relative errors count alike. Where the engine has other kernels for a lone row (CUDA),
-its steps have a constant of their own. Steps that hold prompts and decodes give theirs last: what
-is left of their time, the median. Leave-one-out tells how well a point is predicted without itself.
+Prefill first: non-negative least squares of T_p on [1, linear FLOPs, attention FLOPs], the FLOPs
+those of the bucket that the step is padded to. Then decode on [1, b, S], less what linear layers of
+b tokens cost beyond streaming the weights of one. Weights 1 / t^2 make relative errors count alike.
+Where the engine has other kernels for a lone row (CUDA), its steps are fitted apart, on [1, S].
+Steps that hold prompts and decodes come last: what is left of their time, on [1, S] again. What the
+law then misses at each point is kept beside it (`Cost.seen`): kernels get faster in jumps. Leave-
+one-out tells how well a point is predicted without itself.
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.fit import nnls
-from nvcli.bench.perf_model import PRIOR_BANDWIDTH, Cost, Hardware, PerfModel, Shape, pairs_of
+from nvcli.bench.perf_model import PRIOR_BANDWIDTH, Cost, Hardware, PerfModel, pairs_of
 from nvcli.bench.record import dump, runs_folder
+from nvcli.bench.shape import Shape
+from nvcli.engine.buckets import Buckets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,12 +75,13 @@ class Calibration:
     weights_efficiency: float | None = None
     flops_efficiency: float | None = None
     depth: int = 0  # steps the engine launches ahead
+    buckets: Buckets | None = None  # that its steps are padded to
     asked: dict[str, Any] = field(default_factory=dict)  # options of the engine, as `options_of`
     is_limited: bool = False  # slots, context and pool were asked for, and are not the machine's
 
     @property
     def perf_model(self) -> PerfModel:
-        return PerfModel(self.shape, self.cost, self.budget, self.depth)
+        return PerfModel(self.shape, self.cost, self.budget, self.depth, self.buckets)
 
     def covers(self, b: float, S: float, p: float) -> bool:
         """Whether a prediction stays within twice of what was measured."""
@@ -93,7 +97,8 @@ class Calibration:
                 **value,
                 "shape": Shape(**value["shape"]),
                 "hardware": Hardware(**value["hardware"]),
-                "cost": Cost(**value["cost"]),
+                "cost": Cost.from_json(value["cost"]),
+                "buckets": Buckets.from_json(value.get("buckets")),
             }
         )
 
@@ -104,25 +109,24 @@ def fit_cost(
     samples: Sequence[Sample],
     budget: int,
     *,
+    buckets: Buckets | None = None,
     has_lone_kernels: bool = False,
 ) -> Cost:
     """Needs at least two prefill and three decode samples."""
-    fixed, per_flop, per_attention = _fit_prefill(
-        shape, [s for s in samples if s.kind == "prefill"], budget
-    )
-    decode = [s for s in samples if s.kind == "decode"]
+    kinds = {kind: [s for s in samples if s.kind == kind] for kind in NEEDED}
+    bare = PerfModel(shape, _NOTHING, budget, buckets=buckets)
+    fixed, per_flop, per_attention = _fit_prefill(bare, kinds["prefill"])
+    bare = replace(bare, cost=replace(_NOTHING, per_linear_flop=per_flop))
+    decode = kinds["decode"]
     others = [s for s in decode if s.b > 1]
     is_apart = has_lone_kernels and len(others) >= 3 and len(others) < len(decode)
+    many = others if is_apart else decode
     weights = shape.bytes_per_step / (hardware.bandwidth * PRIOR_BANDWIDTH)
-    lone = a0 = a1 = a2 = 0.0
+    a0 = a1 = a2 = 0.0
     for _ in range(4):  # the efficiency of reading is an outcome of the fit it enters
-        rows = []
-        for s in decode:
-            is_lone = is_apart and s.b == 1
-            rows.append((float(is_lone), float(not is_lone), 0.0 if is_lone else s.b, s.S))
-        times = [s.t_s - _beyond(shape, s.b, per_flop, weights) for s in decode]
-        times = [max(t, 0.05 * s.t_s) for t, s in zip(times, decode, strict=True)]
-        lone, a0, a1, a2 = (float(v) for v in nnls(rows, times, [1 / s.t_s**2 for s in decode]))
+        streams = replace(bare, cost=replace(bare.cost, weights=weights))
+        beyond = [streams.law(s.b, 0) - weights for s in many]
+        a0, a1, a2 = _fit([(1.0, s.b, s.S) for s in many], many, beyond)
         efficiency = shape.kv_bytes_per_token / (a2 * hardware.bandwidth) if a2 > 0 else 0.0
         if 0.2 <= efficiency <= 1.02:
             weights = shape.bytes_per_step / (efficiency * hardware.bandwidth)
@@ -135,36 +139,50 @@ def fit_cost(
         per_linear_flop=per_flop,
         per_attention_flop=per_attention,
         prefill_fixed=fixed,
-        lone=lone if is_apart else None,
         source="calibrated",
     )
-    mixed = [s for s in samples if s.kind == "mixed"]
-    if mixed:
-        bare = PerfModel(shape, replace(cost, fixed=0.0, weights=0.0, mixed_fixed=0.0), budget)
-        left = [max(s.t_s - predict(bare, s), 0.0) for s in mixed]
-        cost = replace(cost, mixed_fixed=median(left))
-    return cost
+    if is_apart:
+        lone = [s for s in decode if s.b == 1]
+        base, per_token = _fit_line(lone, [0.0] * len(lone), a2)
+        cost = replace(cost, lone=base, lone_per_kv_token=per_token)
+    if kinds["mixed"]:
+        nothing_fixed = replace(cost, fixed=0.0, weights=0.0, mixed_fixed=0.0, per_kv_token=0.0)
+        bare = replace(bare, cost=nothing_fixed)
+        known = [bare.law(s.b, s.S, s.p, pairs_of(s.p, s.c), heads=1.0) for s in kinds["mixed"]]
+        base, per_token = _fit_line(kinds["mixed"], known, a2)
+        cost = replace(cost, mixed_fixed=base, mixed_per_kv_token=per_token)
+    model = PerfModel(shape, cost, budget, buckets=buckets)
+    seen = tuple((*model.place(s.b, s.S, s.p), s.t_s / predict(model, s)) for s in samples)
+    return replace(cost, seen=seen)
 
 
-def _beyond(shape: Shape, b: int, per_flop: float, weights: float) -> float:
-    return max(shape.linear_flops(b, b) * per_flop, weights * shape.reading(b)) - weights
+def _fit(
+    rows: Sequence[tuple[float, ...]], samples: Sequence[Sample], known: Sequence[float]
+) -> list[float]:
+    """Coefficients of what is left of the samples' times beside what is known of them."""
+    left = [max(s.t_s - t, 0.05 * s.t_s) for s, t in zip(samples, known, strict=True)]
+    return [float(v) for v in nnls(rows, left, [1 / s.t_s**2 for s in samples])]
 
 
-def _fit_prefill(
-    shape: Shape, samples: Sequence[Sample], budget: int
-) -> tuple[float, float, float]:
-    rows = []
-    for s in samples:
-        flops, pairs, steps, done = 0.0, 0, 0, 0
-        while done < s.p:
-            n = min(budget, s.p - done)
-            flops += shape.linear_flops(n, 1)
-            pairs += pairs_of(n, s.c + done)
-            done += n
-            steps += 1
-        rows.append((float(steps), flops, float(shape.attention_flops * pairs)))
-    found = nnls(rows, [s.t_s for s in samples], [1 / s.t_s**2 for s in samples])
-    return float(found[0]), float(found[1]), float(found[2])
+def _fit_line(
+    samples: Sequence[Sample], known: Sequence[float], per_kv_token: float
+) -> tuple[float, float]:
+    """(constant, seconds a resident token); with fewer than 3 samples the latter is given."""
+    if len(samples) < 3:
+        known = [t + per_kv_token * s.S for s, t in zip(samples, known, strict=True)]
+        (base,) = _fit([(1.0,)] * len(samples), samples, known)
+        return base, per_kv_token
+    base, per_kv_token = _fit([(1.0, s.S) for s in samples], samples, known)
+    return base, per_kv_token
+
+
+def _fit_prefill(bare: PerfModel, samples: Sequence[Sample]) -> tuple[float, float, float]:
+    flops = replace(bare, cost=replace(_NOTHING, per_linear_flop=1.0))
+    pairs = replace(bare, cost=replace(_NOTHING, per_attention_flop=1.0))
+    steps = replace(bare, cost=replace(_NOTHING, fixed=1.0))
+    rows = [tuple(predict(model, s) for model in (steps, flops, pairs)) for s in samples]
+    fixed, per_flop, per_attention = _fit(rows, samples, [0.0] * len(samples))
+    return fixed, per_flop, per_attention
 
 
 def calibrate(
@@ -174,6 +192,7 @@ def calibrate(
     *,
     budget: int,
     key: str,
+    buckets: Buckets | None = None,
     has_lone_kernels: bool = False,
 ) -> Calibration | None:
     """None with fewer than two prefill or three decode samples."""
@@ -181,15 +200,23 @@ def calibrate(
     decode = kinds["decode"]
     if any(len(kinds[kind]) < least for kind, least in NEEDED.items()):
         return None
-    fit = partial(fit_cost, shape, hardware, budget=budget, has_lone_kernels=has_lone_kernels)
+    fit = partial(
+        fit_cost,
+        shape,
+        hardware,
+        budget=budget,
+        buckets=buckets,
+        has_lone_kernels=has_lone_kernels,
+    )
     cost = fit(samples)
-    found = Calibration(key, shape, hardware, cost, budget)
+    found = Calibration(key, shape, hardware, cost, budget, buckets=buckets)
     found.max_b = max(s.b for s in decode)
     found.max_S = max(s.S for s in decode)
     found.max_p = max(s.p for s in kinds["prefill"])
     for left_out in samples:
         if len(kinds[left_out.kind]) > max(NEEDED[left_out.kind], 1):
-            model = PerfModel(shape, fit([s for s in samples if s is not left_out]), budget)
+            others = fit([s for s in samples if s is not left_out])
+            model = PerfModel(shape, others, budget, buckets=buckets)
             found.errors[left_out.name] = predict(model, left_out) / left_out.t_s - 1
     if cost.weights > 0:
         found.weights_efficiency = shape.bytes_per_step / (cost.weights * hardware.bandwidth)
@@ -207,6 +234,17 @@ def calibrate(
     if cost.fixed <= 0:
         found.notes.append("weights stream faster than keys and values; no fixed cost is left")
     return found
+
+
+_NOTHING = Cost(
+    fixed=0.0,
+    per_sequence=0.0,
+    weights=0.0,
+    per_kv_token=0.0,
+    per_linear_flop=0.0,
+    per_attention_flop=0.0,
+    prefill_fixed=0.0,
+)
 
 
 def predict(model: PerfModel, sample: Sample) -> float:

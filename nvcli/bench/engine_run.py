@@ -14,8 +14,9 @@ from nvcli import __version__
 from nvcli.bench.calibrate import Calibration, key_of
 from nvcli.bench.machine import environment, hardware_of
 from nvcli.bench.nvml import gpu_facts
-from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape, pairs_of
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel, pairs_of
 from nvcli.bench.record import StepRecord
+from nvcli.bench.shape import Shape
 from nvcli.config import MAX_NUM_BATCHED_TOKENS
 
 if TYPE_CHECKING:
@@ -63,15 +64,22 @@ class Bench:
             deterministic=startup.deterministic,
             budget=budget,
             depth=depth,
+            buckets=str(startup.buckets),
             engine=__version__,
             limits=_gpu_limits() if device == "cuda" else None,
         )
         return cls(llm, shape, hardware, budget, depth, device, key)
 
+    @property
+    def perf_model(self) -> PerfModel:
+        """By the datasheet."""
+        cost = Cost.from_datasheet(self.shape, self.hardware)
+        return PerfModel(self.shape, cost, self.budget, self.depth, self.llm.startup.buckets)
+
     def header(self, calibration: Calibration | None) -> dict[str, Any]:
         """What a run of this model stores about it."""
         llm, startup = self.llm, self.llm.startup
-        cost = calibration.cost if calibration else Cost.from_datasheet(self.shape, self.hardware)
+        model = calibration.perf_model if calibration else self.perf_model
         return {
             "model": {
                 "name": model_name(llm.model_name),
@@ -91,9 +99,7 @@ class Bench:
             "environment": environment(self.device, device_name(llm)),
             "engine": {k: v for k, v in asdict(llm.config).items() if k != "model"},
             "slots": llm.max_num_seqs,
-            "perf_model": PerfModel(self.shape, cost, self.budget, self.depth).as_json(
-                self.hardware
-            ),
+            "perf_model": model.as_json(self.hardware),
         }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nvcli.bench.limits import limit_rows
 from nvcli.bench.metrics import mean
 from nvcli.bench.perf_model import PerfModel
+from nvcli.bench.stats import equal_parts
 from nvcli.bench.workload import parse_prefix
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def limits_json(
 
 def model_rows(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> list[dict[str, Any]]:
     """Measured beside predicted beside floor, for ttft, tpot and tokens a second; the prediction is
-    for the mean lengths of the requests that count."""
+    for the lengths of the requests that count."""
     found = model_of(run.header)
     load = run.header.get("load") or {}
     if found is None or not done:
@@ -90,12 +91,14 @@ def model_rows(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> lis
     model, hardware = found
     n_in, n_out = _mean_lengths(done)
     cached = _mean_cached(done, n_in)
+    lens = equal_parts([r.n_in or 0 for r in done])
     slots = int(run.header.get("slots") or 1)
     if load.get("mode") == "open":
         cv = float(load.get("arrival_cv", 1.0))
-        predicted = model.open(float(load["rate"]), n_in, n_out, slots, cv, cached)
+        predicted = model.open(float(load["rate"]), n_in, n_out, slots, cv, cached, lens)
     else:
-        predicted = model.closed(int(load.get("concurrency", 1)), n_in, n_out, slots, cached)
+        places = int(load.get("concurrency", 1))
+        predicted = model.closed(places, n_in, n_out, slots, cached, lens)
     if predicted is None:
         return []
     running = min(max(json["concurrency"]["mean"] or 1.0, 1.0), slots)
@@ -125,7 +128,9 @@ def model_max(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> dict
     running = min(max(json["concurrency"]["mean"] or 1.0, 1.0), slots)
     return {
         "slots": slots,
-        "requests_per_s": found[0].throughput(slots, n_in, n_out, _mean_cached(done, n_in)),
+        "requests_per_s": found[0].throughput(
+            slots, n_in, n_out, _mean_cached(done, n_in), equal_parts([r.n_in or 0 for r in done])
+        ),
         "is_compute_bound": found[0].is_compute_bound(running),
     }
 

@@ -1,4 +1,5 @@
-"""Fits: throughput against concurrency (Amdahl, USL), and non-negative least squares.
+"""Fits: throughput against concurrency (Amdahl, USL), non-negative least squares, and what a law
+is off by near the points that were measured.
 
 X(N) = X_1 N / (1 + sigma (N - 1) + kappa N (N - 1)). sigma is the share of a lone request's time
 that batching cannot share; kappa over 0 means that work grows with the number of requests:
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -34,6 +35,21 @@ def nnls(
     scale[scale == 0] = 1.0
     solution, _ = solve(a / scale, y)
     return np.asarray(solution / scale, dtype=float)
+
+
+def nearby(known: Iterable[tuple[Sequence[float], float]], at: Sequence[float]) -> float:
+    """A factor at a place, from factors at others: their geometric mean with weights 1 / d^2, d
+    between the logarithms of 1 + each coordinate (Shepard 1968). A known place gives its own
+    factor; with no place known it is 1.
+    """
+    logs = [math.log1p(v) for v in at]
+    total = weights = 0.0
+    for place, factor in known:
+        square = sum((math.log1p(v) - w) ** 2 for v, w in zip(place, logs, strict=True))
+        weight = 1 / (square + 1e-9)
+        weights += weight
+        total += weight * math.log(factor)
+    return math.exp(total / weights) if weights else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from nvcli.bench.machine import longest_fit
 from nvcli.bench.perf_model import Cost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from nvcli.bench.perf_model import Hardware, PerfModel, Shape
+    from nvcli.bench.perf_model import Hardware, PerfModel
+    from nvcli.bench.shape import Shape
     from nvcli.bench.under_load import Prediction
 
 
@@ -107,11 +108,12 @@ def open_over(
     n_out: float,
     slots: int,
     arrival_cv: float,
+    lens: Sequence[int] = (),
 ) -> Prediction | None:
     """Arrivals dealt out among replicas: each a queue of its own at its share of the rate. A router
     that looks for the shortest queue waits less, so the wait is an upper estimate.
     """
-    found = model.open(rate / replicas, n_in, n_out, slots, arrival_cv)
+    found = model.open(rate / replicas, n_in, n_out, slots, arrival_cv, lens=lens)
     if found is None or replicas == 1:
         return found
     return replace(

@@ -3,139 +3,25 @@
     t_step = t_0 + c_1 b + max(weights streamed, linear FLOPs) + kv S + attention FLOPs of prompts
 
 A decode step reads every weight once and the keys and values of all resident tokens; a prefill is
-FLOPs. Of experts a step reads those that its tokens hit, if routing is uniform. Costs come from a
-datasheet with priors for the efficiencies, or from a calibration (`calibrate`). Prompts beyond the
-step's token budget take several steps, and a step may hold prompts and decodes at once.
-`under_load` tells what follows for many requests.
+FLOPs. Of experts a step reads those that its tokens hit, if routing is uniform. A captured step
+computes its whole bucket (`nvcli.engine.buckets`). Costs come from a datasheet with priors for the
+efficiencies, or from a calibration (`calibrate`), and then a step takes what the law says times
+what the measured steps nearest to it were off by. Prompts beyond the step's token budget take
+several steps, and a step may hold prompts and decodes at once. `under_load` tells what follows for
+many requests.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from nvcli.bench import under_load
-from nvcli.models.moe_config import num_hit
-from nvcli.types import FP8_BLOCK
-
-if TYPE_CHECKING:
-    from nvcli.models.config import ModelConfig
+from nvcli.bench.fit import nearby
+from nvcli.bench.shape import Shape
+from nvcli.engine.buckets import Buckets
 
 PRIOR_BANDWIDTH, PRIOR_FLOPS = 0.8, 0.6  # efficiencies before anything was measured
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A decoder as its costs need it; bytes are those of one stored number, where it is no fp8
-    weight.
-    """
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    is_tied: bool
-    has_qk_norm: bool = True
-    weight_bytes: int = 2
-    kv_bytes: int = 2
-    moe_layers: int = 0  # that have experts in place of the MLP
-    experts: int = 0
-    experts_per_token: int = 0
-    expert_intermediate: int = 0
-    is_fp8: bool = False  # the layers' weights: a byte each, and a float32 for 128 x 128
-
-    @classmethod
-    def of(
-        cls, config: ModelConfig, *, weight_bytes: int, kv_bytes: int, is_fp8: bool = False
-    ) -> Self:
-        return cls(
-            hidden=config.hidden_size,
-            layers=config.num_layers,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            intermediate=config.intermediate_size,
-            vocab=config.vocab_size,
-            is_tied=config.tie_word_embeddings,
-            has_qk_norm=config.has_qk_norm,
-            weight_bytes=weight_bytes,
-            kv_bytes=kv_bytes,
-            moe_layers=config.num_moe_layers,
-            experts=config.moe.num_experts if config.moe else 0,
-            experts_per_token=config.moe.num_experts_per_tok if config.moe else 0,
-            expert_intermediate=config.moe.intermediate_size if config.moe else 0,
-            is_fp8=is_fp8,
-        )
-
-    @property
-    def p_lin(self) -> int:
-        """Weights of the linear layers that a token passes: L (2 d h D + 2 d k D + 3 d f), where a
-        layer of experts has a router d X and K experts 3 d f' in place of 3 d f.
-        """
-        d, width = self.hidden, self.head_dim
-        attention = self.layers * (2 * d * self.heads * width + 2 * d * self.kv_heads * width)
-        mlps = (self.layers - self.moe_layers) * 3 * d * self.intermediate
-        routers = self.moe_layers * d * self.experts
-        return attention + mlps + routers + self.experts_per_token * self.p_expert
-
-    @property
-    def p_expert(self) -> int:
-        """Weights of one expert in all layers that have experts."""
-        return self.moe_layers * 3 * self.hidden * self.expert_intermediate
-
-    @property
-    def p_head(self) -> int:
-        return self.vocab * self.hidden
-
-    @property
-    def p_norm(self) -> int:
-        qk = 2 * self.head_dim if self.has_qk_norm else 0
-        return self.layers * (2 * self.hidden + qk) + self.hidden
-
-    @property
-    def num_params(self) -> int:
-        idle = (self.experts - self.experts_per_token) * self.p_expert
-        return self.p_lin + idle + self.p_norm + self.p_head * (1 if self.is_tied else 2)
-
-    @property
-    def bytes_of_layers(self) -> int:
-        """Of the linear layers' weights."""
-        if self.is_fp8:
-            return self.p_lin + 4 * self.p_lin // FP8_BLOCK**2
-        return self.weight_bytes * self.p_lin
-
-    @property
-    def bytes_per_step(self) -> int:
-        """Weights read in a step of one token; an untied input embedding is only gathered."""
-        return self.bytes_of_layers + self.weight_bytes * (self.p_head + self.p_norm)
-
-    def reading(self, num_tokens: float) -> float:
-        """Weights read in a step of so many tokens, as a multiple of `bytes_per_step`."""
-        if not self.moe_layers:
-            return 1.0
-        hit = num_hit(self.experts, self.experts_per_token, max(num_tokens, 1))
-        more = (hit - self.experts_per_token) * self.p_expert
-        return 1 + self.weight_bytes * more / self.bytes_per_step
-
-    @property
-    def bytes_of_weights(self) -> int:
-        return self.bytes_of_layers + self.weight_bytes * (self.num_params - self.p_lin)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
-
-    @property
-    def attention_flops(self) -> int:
-        """FLOPs of one (query, key) pair."""
-        return 4 * self.layers * self.heads * self.head_dim
-
-    def linear_flops(self, num_tokens: float, num_heads: float) -> float:
-        """Of all linear layers over so many tokens, with logits for `num_heads` of them."""
-        return 2 * num_tokens * self.p_lin + 2 * num_heads * self.p_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +64,11 @@ class Cost:
     many_rows_more: float = 0.0  # by this
     # What a calibration finds beside them; a datasheet knows nothing of it.
     lone: float | None = None  # a decode step of one sequence but for its context: other kernels
+    lone_per_kv_token: float | None = None  # as `per_kv_token`, there
     mixed_fixed: float | None = None  # prefill_fixed where others decode in the same step
+    mixed_per_kv_token: float | None = None
     hand_over: float = 0.0  # of a lone request: on its way to the engine and back, beside its steps
+    seen: tuple[tuple[float, float, float, float], ...] = ()  # (b, S, T, measured / this law)
     source: str = "datasheet"
 
     @classmethod
@@ -199,6 +88,10 @@ class Cost:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(**{**value, "seen": tuple(tuple(row) for row in value.get("seen", ()))})
+
 
 def pairs_of(p: int, c: int) -> int:
     """Query-key pairs of p new tokens behind c cached ones."""
@@ -213,6 +106,7 @@ class PerfModel:
     cost: Cost
     budget: int = 16_384  # tokens a step may hold
     depth: int = 0  # steps launched ahead of the one that runs
+    buckets: Buckets | None = None  # steps are padded to them; None: to nothing
 
     def as_json(self, hardware: Hardware) -> dict[str, Any]:
         """What a run keeps of it, with the machine's peaks."""
@@ -220,32 +114,68 @@ class PerfModel:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> tuple[Self, Hardware]:
-        shape, cost = Shape(**value["shape"]), Cost(**value["cost"])
-        model = cls(shape, cost, value["budget"], value.get("depth", 0))
+        shape, cost = Shape(**value["shape"]), Cost.from_json(value["cost"])
+        buckets = Buckets.from_json(value.get("buckets"))
+        model = cls(shape, cost, value["budget"], value.get("depth", 0), buckets)
         return model, Hardware(**value["hardware"])
 
     # --- one step ---------------------------------------------------------------------------------
 
-    def step(self, b: float, S: float, p: int = 0, pairs: float = 0, heads: float = 0) -> float:
+    def step(self, b: float, S: float, p: float = 0, pairs: float = 0, heads: float = 0) -> float:
         """b sequences decoding over S tokens, and p prompt tokens with `pairs` and `heads`."""
+        cost = self.cost
+        if cost.lone is None or p or not 0 < b < 2:
+            return self.law(b, S, p, pairs, heads) * self.correction(b, S, p)
+        share = min(2 - b, 1)  # a mean of 1 and 2 is in between
+        found = share * self.lone_law(S / b) * self.correction(1, S / b)
+        if share < 1:
+            found += (1 - share) * self.law(2, 2 * S / b) * self.correction(2, 2 * S / b)
+        return found
+
+    def correction(self, b: float, S: float, p: float = 0) -> float:
+        """What steps of this kind were off by, near such a one."""
+        kind, place = self._kind(b, p), self.place(b, S, p)
+        known = (((m, n, t), f) for m, n, t, f in self.cost.seen if self._kind(m, t) == kind)
+        return nearby(known, place)
+
+    def place(self, b: float, S: float, p: float) -> tuple[float, float, float]:
+        """(b, S, T) of a step: what makes steps alike. T: tokens it computes, 0 without prompts."""
+        padded = self.buckets.padded(b, p) if p and self.buckets is not None else None
+        return b, S, padded[0] if padded else b + p if p else 0
+
+    def _kind(self, b: float, p: float) -> str:
+        if p:
+            return "mixed" if b else "prefill"
+        return "lone" if self.cost.lone is not None and b < 2 else "decode"
+
+    def lone_law(self, context: float) -> float:
+        """One sequence that decodes, where it has kernels of its own."""
+        cost = self.cost
+        per_token = cost.lone_per_kv_token
+        per_token = cost.per_kv_token if per_token is None else per_token
+        return (cost.lone or 0.0) + cost.per_token + per_token * context
+
+    def law(self, b: float, S: float, p: float = 0, pairs: float = 0, heads: float = 0) -> float:
+        """`step` before it is compared with what was measured."""
         cost, shape = self.cost, self.shape
-        flops = 2 * (b + p) * shape.p_lin + 2 * (b + heads) * shape.p_head
-        compute = flops * cost.per_linear_flop
+        padded = self.buckets.padded(b, p) if self.buckets is not None else None
+        tokens, rows = padded or (b + p, b + heads)
+        compute = (2 * tokens * shape.p_lin + 2 * rows * shape.p_head) * cost.per_linear_flop
         base = cost.fixed + max(cost.weights * shape.reading(b + p), compute)
-        if cost.few_rows is not None and b + p > cost.few_rows:
+        if cost.few_rows is not None and tokens > cost.few_rows:
             base += cost.many_rows_more
+        per_kv_token = cost.per_kv_token
         if p:
             is_mixed = b > 0 and cost.mixed_fixed is not None
             fixed = cost.mixed_fixed if is_mixed else cost.prefill_fixed
             base = max(base, (fixed or 0.0) + compute)
-        base += cost.per_sequence * b
-        if cost.lone is not None and not p and 0 < b < 2:  # a mean of 1 and 2 in between
-            share = min(2 - b, 1)
-            base = share * cost.lone + (1 - share) * base
+            if is_mixed and cost.mixed_per_kv_token is not None:
+                per_kv_token = cost.mixed_per_kv_token
         return (
             base
-            + cost.per_token * (b + p)
-            + cost.per_kv_token * S
+            + cost.per_sequence * b
+            + cost.per_token * tokens
+            + per_kv_token * S
             + shape.attention_flops * pairs * cost.per_attention_flop
         )
 
@@ -288,6 +218,7 @@ class PerfModel:
 
     throughput = under_load.throughput
     closed = under_load.closed
+    closed_steps = under_load.closed_steps
     open = under_load.open_loop
 
     def serial_share(self, n_in: int, n_out: float) -> float:

@@ -16,6 +16,8 @@ from nvcli.bench.sweep import ladder
 from nvcli.bench.text import number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nvcli.bench.calibrate import Calibration
     from nvcli.bench.perf_model import Hardware, PerfModel
     from nvcli.bench.under_load import Prediction
@@ -35,6 +37,7 @@ class Plan:
     rate: float | None = None
     arrival_cv: float = 1.0
     replicas: int = 1
+    lens: Sequence[int] = ()  # of prompts, equally likely, where they are not all of `n_in`
 
     @property
     def source(self) -> str:
@@ -60,7 +63,7 @@ class Plan:
 
     def closed(self) -> list[Prediction]:
         def one(b: int) -> Prediction:
-            return self.model.closed(b, self.n_in, self.n_out, self.l_each)
+            return self.model.closed(b, self.n_in, self.n_out, self.l_each, lens=self.lens)
 
         return [closed_over(self.replicas, b, one) for b in ladder(self.replicas * self.l_each)]
 
@@ -78,11 +81,13 @@ class Plan:
             n_out=self.n_out,
             slots=self.l_each,
             arrival_cv=self.arrival_cv,
+            lens=self.lens,
         )
 
     @property
     def rate_max(self) -> float:
-        return self.replicas * self.model.throughput(self.l_each, self.n_in, self.n_out)
+        each = self.model.throughput(self.l_each, self.n_in, self.n_out, lens=self.lens)
+        return self.replicas * each
 
     def is_covered(self, concurrency: float) -> bool:
         """Whether the calibration reaches so far."""

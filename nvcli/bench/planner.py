@@ -9,12 +9,16 @@ from nvcli.bench import calibrate
 from nvcli.bench.engine_run import BYTES, model_name
 from nvcli.bench.machine import DATASHEET, cpu_name, hardware_of, known_gpu
 from nvcli.bench.parallel import spread
-from nvcli.bench.perf_model import PerfModel, Shape
+from nvcli.bench.perf_model import PerfModel
 from nvcli.bench.plan import Plan
+from nvcli.bench.shape import Shape
 from nvcli.config import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
+from nvcli.engine.buckets import Buckets
 from nvcli.errors import OutOfMemoryError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nvcli.bench.perf_model import Hardware
     from nvcli.models.config import ModelConfig
 
@@ -32,11 +36,14 @@ def make_plan(
     slots: int | None,
     n_in: int,
     n_out: int,
+    lens: Sequence[int] = (),
     tensor_parallel_size: int = 1,
     replicas: int = 1,
 ) -> Plan:
-    """Raises `UsageError` for a GPU that no datasheet is known of, a model that cannot be spread
-    over so many, or lengths beyond its context; `ModelError` for the model.
+    """lens: of prompts, equally likely, where they are not all of `n_in`.
+
+    Raises `UsageError` for a GPU that no datasheet is known of, a model that cannot be spread over
+    so many, or lengths beyond its context; `ModelError` for the model.
     """
     path = Path(model)
     name = model_name(str(path.resolve().parent) if path.name == "config.json" else model)
@@ -56,6 +63,7 @@ def make_plan(
             found.block_size,
             found,
             replicas=replicas,
+            lens=lens,
         )
     config = _config(model)
     config.check_tensor_parallel(tensor_parallel_size)
@@ -71,7 +79,11 @@ def make_plan(
             f"the weights of {name} ({shape.bytes_of_weights / 1e9:.1f} GB) leave no room for a "
             f"KV cache on {hardware.name}"
         )
-    model_of = PerfModel(shape, cost, MAX_NUM_BATCHED_TOKENS[kind], int(kind == "cuda"))
+    budget, places = MAX_NUM_BATCHED_TOKENS[kind], slots or MAX_NUM_SEQS[kind]
+    buckets = None
+    if kind == "cuda":
+        buckets = Buckets.of(places, budget, shape.num_params // tensor_parallel_size)
+    model_of = PerfModel(shape, cost, budget, int(kind == "cuda"), buckets)
     if found is not None:
         model_of, hardware = found.perf_model, found.hardware
     return Plan(
@@ -80,11 +92,12 @@ def make_plan(
         hardware,
         n_in,
         n_out,
-        slots or MAX_NUM_SEQS[kind],
+        places,
         num_blocks,
         BLOCK_SIZE,
         found,
         replicas=replicas,
+        lens=lens,
     )
 
 

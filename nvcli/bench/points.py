@@ -5,6 +5,7 @@ both in one step.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,13 @@ from nvcli.bench.calibrate import Calibration, Sample, calibrate, options_of, pr
 from nvcli.bench.engine_loop import EngineLoop
 from nvcli.bench.engine_run import Bench, StepLog, model_name
 from nvcli.bench.metrics import mean, percentile
-from nvcli.bench.perf_model import Cost, PerfModel
+from nvcli.bench.perf_model import Cost
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nvcli.bench.record import RequestRecord
+    from nvcli.bench.record import RequestRecord, StepRecord
     from nvcli.bench.workload import Planned
     from nvcli.llm import LLM
 
@@ -59,10 +60,10 @@ def default_points(bench: Bench) -> list[Point]:
             param="max_model_len",
         )
     pool = llm.startup.num_blocks * llm.startup.block_size
-    lengths = sorted({min(n, room, pool // 2) for n in (128, 512, 2048, 8192)})
-    long, middle = min(16_384, room, pool // 2), min(1024, max(room // 2, 1))
-    wanted = [(1, min(128, room)), (1, middle), (1, long)]
-    wanted += [(b, middle) for b in (4, 16, 64, 256)] + [(16, min(128, room)), (64, min(128, room))]
+    lengths = sorted({min(n, room, pool // 2) for n in (128, 512, 1024, 2048, 8192)})
+    short, middle = min(128, room), min(1024, max(room // 2, 1))
+    lone = (short, middle, *(min(n, room, pool // 2) for n in (4096, 16_384)))
+    wanted = [(1, c) for c in lone] + [(b, c) for b in (8, 16, 64, 256) for c in (short, middle)]
     decode = sorted(
         {
             (b, c)
@@ -70,9 +71,13 @@ def default_points(bench: Bench) -> list[Point]:
             if b <= llm.max_num_seqs and b * (c + 64) <= pool * 0.95 and c > 0
         }
     )
+    most, few = llm.max_num_seqs - 1, min(128, middle)
     mixed = {
-        (min(b, llm.max_num_seqs - 1), min(p, bench.budget // 2, lengths[-1]), min(128, middle))
-        for b, p in ((4, 128), (16, 512), (64, 2048))
+        (min(b, most), min(p, bench.budget // 2, lengths[-1]), few if c == 128 else middle)
+        for b, p, c in (
+            *((4, 128, 128), (16, 512, 128), (8, 1024, 1024)),
+            *((64, 1024, 1024), (255, 1024, 1024), (255, 3072, 1024)),
+        )
     }
     return [
         *(Point(0, p, 0) for p in lengths if p > 0),
@@ -100,40 +105,77 @@ class Timed:
         self.hand_overs += other.hand_overs
 
 
-def measure_point(bench: Bench, point: Point, *, repeats: int, seed: int) -> Timed:
-    """Run the engine until it has done the point's steps."""
+def measure_point(
+    bench: Bench, point: Point, *, repeats: int, seed: int, salt: int | None = None
+) -> Timed:
+    """Run the engine until it has done the point's steps.
+
+    Sequences of equal `salt` that decode have equal prompts, so that a prefix cache spares their
+    computation. Prompts that are measured are new every time.
+    """
     import numpy as np
 
     from nvcli.bench.workload import Planned, random_ids
 
-    llm, found = bench.llm, Timed()
-    rng = np.random.default_rng([seed, time.monotonic_ns()])
+    llm, moment = bench.llm, time.monotonic_ns()
+    salt = moment if salt is None else salt
+    fresh = np.random.default_rng([seed, moment])
 
-    def planned(index: int, n: int, n_out: int) -> Planned:
+    def planned(index: int, n: int, n_out: int, rng: np.random.Generator = fresh) -> Planned:
         return Planned(index, random_ids(rng, llm.vocab_size, n), n_out)
 
     if point.b == 0:
-        for _ in range(repeats + 1):
-            with StepLog(llm) as log:
-                (record,) = _drive(llm, [planned(0, point.p, 1)], 1)
-            in_steps = sum(s.dt_s for s in log.steps)
-            found.times.append(in_steps)
-            found.hand_overs.append((record.end_ns - record.s_ns) / 1e9 - in_steps)
-        return Timed(found.times[1:], [], found.hand_overs[1:])
+        with StepLog(llm) as log:
+            records = _drive(llm, [planned(i, point.p, 1) for i in range(repeats + 1)], 1)
+        return _timed_prompts(records, log.steps)
     # A prompt beside them takes its place again some steps after the one before was answered.
-    num_steps = (PROMPT_EVERY if point.p else 1) * max(repeats + 3, 12)
+    num_steps = PROMPT_EVERY * (repeats + 3) if point.p else max(repeats + 3, 12)
     num_steps += -(-point.b * point.c // bench.budget)  # the first decodes while others prefill
-    requests = [planned(i, point.c, num_steps + 4) for i in range(point.b)]
+    requests = [
+        planned(i, point.c, num_steps + 4, np.random.default_rng([seed, salt, i]))
+        for i in range(point.b)
+    ]
     if point.p:
         requests += [planned(point.b + i, point.p, 1) for i in range(repeats + 3)]
     with StepLog(llm) as log:
         _drive(llm, requests, point.b + (point.p > 0))
-    for step in log.steps:
-        if (step.p, step.b) == (point.p, point.b):
-            found.times.append(step.dt_s)
-            found.depths.append(float(step.S))
-    skip = 2 if point.p == 0 and len(found.times) > 2 else 0
-    return Timed(found.times[skip:], found.depths[skip:])
+    if point.p:
+        return _timed_mixed(point, log.steps, is_ahead=bench.depth > 0)
+    steps = [step for step in log.steps if (step.p, step.b) == (0, point.b)]
+    steps = steps[2:] if len(steps) > 2 else steps
+    return Timed([s.dt_s for s in steps], [float(s.S) for s in steps])
+
+
+def _timed_prompts(records: list[RequestRecord], steps: list[StepRecord]) -> Timed:
+    """Lone prompts, each sent when the one before was answered; the first is left out. What a
+    request takes beside its steps begins there, as in a closed loop.
+    """
+    found = Timed()
+    for before, record in itertools.pairwise(records):
+        own = math.fsum(s.dt_s for s in steps if before.end_ns < s.t_ns <= record.end_ns)
+        found.times.append(own)
+        found.hand_overs.append((record.end_ns - record.s_star_ns) / 1e9 - own)
+    return found
+
+
+def _timed_mixed(point: Point, steps: list[StepRecord], *, is_ahead: bool) -> Timed:
+    """Steps that hold a prompt beside decodes.
+
+    With run-ahead, a step that is launched kernel by kernel begins to be so while the one before
+    runs, which then is read late: what that one took longer than others belongs to this one.
+    """
+    found = Timed()
+    pairs = list(itertools.pairwise(steps))
+    usual = sorted(s.dt_s for s, after in pairs if (s.p, s.b, after.p) == (0, point.b, 0))
+    for before, step in pairs:
+        if (step.p, step.b) != (point.p, point.b):
+            continue
+        late = 0.0
+        if is_ahead and usual and (before.p, before.b) == (0, point.b):
+            late = before.dt_s - percentile(usual, 0.5)
+        found.times.append(step.dt_s + late)
+        found.depths.append(float(step.S))
+    return found
 
 
 def _drive(llm: LLM, planned: list[Planned], places: int) -> list[RequestRecord]:
@@ -176,6 +218,7 @@ def run_points(
     was_interrupted = False
     try:
         measure_point(bench, warm, repeats=2, seed=seed)
+        salt = time.monotonic_ns()
         # In rounds: what else the machine does for a second then spoils no point alone.
         for number, (index, point) in itertools.product(range(rounds), enumerate(points)):
             is_late = deadline is not None and time.monotonic() > deadline
@@ -185,7 +228,7 @@ def run_points(
             if before == after:  # fewer repeats than rounds
                 continue
             progress(f"{point.name}, round {number + 1} of {rounds}")
-            found = measure_point(bench, point, repeats=after - before, seed=seed)
+            found = measure_point(bench, point, repeats=after - before, seed=seed, salt=salt)
             if found.times:
                 timed.setdefault(point, Timed()).add(found)
     except KeyboardInterrupt:
@@ -194,7 +237,7 @@ def run_points(
     hand_overs = [value for of in timed.values() for value in of.hand_overs]
     calibration = _calibrated(bench, list(samples.values()), hand_overs)
     cost = Cost.from_datasheet(bench.shape, bench.hardware)
-    model = PerfModel(bench.shape, calibration.cost if calibration else cost, bench.budget)
+    model = replace(bench.perf_model, cost=calibration.cost if calibration else cost)
     rows = []
     for point, sample in samples.items():
         error = calibration.errors.get(point.name) if calibration else None
@@ -229,6 +272,7 @@ def _calibrated(bench: Bench, samples: list[Sample], hand_overs: list[float]) ->
         samples,
         budget=bench.budget,
         key=bench.key,
+        buckets=bench.llm.startup.buckets,
         has_lone_kernels=bench.device == "cuda",
     )
     if found is None:

@@ -5,6 +5,7 @@ scipy and numpy do the arithmetic; what is ours is which question is asked.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -216,3 +217,13 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         running = max(running, min(1.0, p * (len(known) - position)))
         adjusted[index] = running
     return adjusted
+
+
+def equal_parts(values: Sequence[int], count: int = 8) -> list[int]:
+    """The means of so many equal parts of the values in ascending order, rounded: a few values that
+    stand for all, each as likely as the others.
+    """
+    ordered = sorted(values)
+    count = min(count, len(ordered))
+    cuts = [len(ordered) * i // count for i in range(count + 1)] if count else [0]
+    return [round(math.fsum(ordered[a:b]) / (b - a)) for a, b in itertools.pairwise(cuts)]

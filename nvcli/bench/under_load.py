@@ -7,6 +7,9 @@ stays q + m + O - 1 steps: q waiting (depth + 1; none for a lone request), m for
 O - 1 for its other tokens. Every step holds k prompts of others, k binomial; each kind of step has
 its mean time, and the stay is their sum. Little's law holds by construction, X = B / W.
 
+Prompts may be of several lengths, equally likely ones (`lens`): a mean length says neither how far
+steps are padded nor what attention costs, which grows with the square.
+
 The way to the engine and back (`Cost.hand_over`) is added to a lone request. Beside others it takes
 place while steps run: the answer before was told later by as much, so nothing is added, until it
 is longer than the step that runs and the request misses the next one.
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING
 from nvcli.bench import queueing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from nvcli.bench.perf_model import PerfModel
 
@@ -57,9 +60,29 @@ class _Stay:
         return self.wait + self.prompt
 
 
-def throughput(model: PerfModel, b: float, n_in: int, n_out: float, cached: int = 0) -> float:
-    """X(B) = B / W, requests a second with B running; `cached` tokens of a prompt are there."""
-    return b / _stay(model, b, n_in, n_out, cached).whole
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What the steps of a load are like."""
+
+    rows: float  # that decode, of all steps in the mean
+    prompt_share: float  # of the steps: those that hold prompts
+    decode_s: float | None  # mean time of a step that only decodes; None: there is none
+    prompt_s: float | None  # mean time of one that holds prompts
+
+
+def throughput(
+    model: PerfModel,
+    b: float,
+    n_in: int,
+    n_out: float,
+    cached: int = 0,
+    lens: Sequence[int] = (),
+) -> float:
+    """X(B) = B / W, requests a second with B running; `cached` tokens of a prompt are there.
+
+    lens: of the prompts, equally likely; all are of `n_in` tokens where it is empty
+    """
+    return b / _stay(model, b, n_in, n_out, cached, lens).whole
 
 
 def closed(
@@ -69,10 +92,11 @@ def closed(
     n_out: float,
     slots: int | None = None,
     cached: int = 0,
+    lens: Sequence[int] = (),
 ) -> Prediction:
     """A closed loop of b requests, of which `slots` run at once."""
     running = min(b, slots) if slots else b
-    stay = _stay(model, running, n_in, n_out, cached)
+    stay = _stay(model, running, n_in, n_out, cached, lens)
     rate = running / stay.whole
     queue = (b - running) / rate
     return Prediction(
@@ -87,6 +111,32 @@ def closed(
     )
 
 
+def closed_steps(
+    model: PerfModel,
+    b: int,
+    n_in: int,
+    n_out: float,
+    cached: int = 0,
+    lens: Sequence[int] = (),
+) -> Steps:
+    """The steps of a closed loop of b requests that all run."""
+    load = _Load.of(model, n_in, n_out, cached, lens)
+    if b <= 1:
+        step, alone = model.decode(1, load.context), load.alone() / load.pieces
+        steps = max(n_out - 1, 0) + load.pieces
+        rows = max(n_out - 1, 0) / steps
+        return Steps(rows, load.pieces / steps, step if n_out > 1 else None, alone)
+    steps, _ = _steps_of_stay(model, b, n_in, n_out, cached, load.pieces)
+    rows = b * max(n_out - 1, 0) / steps
+    (_, none), *some = _binomial(b, load.pieces / steps)
+    return Steps(
+        rows,
+        1 - none,
+        load.time(rows, 0),
+        load.mean(rows, some) / math.fsum(share for _, share in some) if some else None,
+    )
+
+
 def open_loop(
     model: PerfModel,
     rate: float,
@@ -95,18 +145,23 @@ def open_loop(
     slots: int,
     arrival_cv: float = 1.0,
     cached: int = 0,
+    lens: Sequence[int] = (),
 ) -> Prediction | None:
     """Arrivals at a rate; None where the queue would grow for ever.
 
     A birth-death chain with these X(n) gives the mean number and the wait for a slot. An arrival
     sees the rest of a step, longer than half a mean step because long steps catch more of them.
     """
-    queue = queueing.birth_death(rate, lambda n: throughput(model, n, n_in, n_out, cached), slots)
+
+    def rate_of(n: float) -> float:
+        return throughput(model, n, n_in, n_out, cached, lens)
+
+    queue = queueing.birth_death(rate, rate_of, slots)
     if queue is None:
         return None
     wait = queue.W_q * queueing.burstiness(arrival_cv, 1.0)
     e2e = queue.W - queue.W_q + wait
-    first = _first_token(model, rate, min(queue.L, slots), n_in, n_out, cached)
+    first = _first_token(model, rate, min(queue.L, slots), n_in, n_out, cached, lens)
     ttft = min(first, queue.W - queue.W_q) + wait
     return Prediction(
         concurrency=rate * e2e,
@@ -116,28 +171,22 @@ def open_loop(
         e2e_s=e2e,
         output_tokens_per_s=rate * n_out,
         wait_s=wait,
-        wait_p99_s=queueing.wait_p99(
-            queue.p_wait, throughput(model, slots, n_in, n_out, cached), rate
-        ),
+        wait_p99_s=queueing.wait_p99(queue.p_wait, rate_of(slots), rate),
         bound="compute" if model.is_compute_bound(queue.L) else "memory",
     )
 
 
-def _stay(model: PerfModel, b: float, n_in: int, n_out: float, cached: int) -> _Stay:
-    pieces, size = _pieces(model, n_in - cached)
+def _stay(
+    model: PerfModel, b: float, n_in: int, n_out: float, cached: int, lens: Sequence[int]
+) -> _Stay:
+    load = _Load.of(model, n_in, n_out, cached, lens)
+    pieces = load.pieces
     if b <= 1:
-        step, alone = model.decode(1, n_in + n_out / 2), model.prefill(n_in, cached)
+        step, alone = model.decode(1, n_in + n_out / 2), load.alone()
         wait = model.cost.hand_over
         return _Stay(wait, alone, step, wait + alone + max(n_out - 1, 0) * step)
-    missed = model.cost.hand_over / model.decode(b, n_in + n_out / 2)
-    waits = model.depth + max(1.0, 0.5 + missed)
-    steps = max(n_out - 1, 0) + pieces + waits
-    # Where steps cannot hold all prompts of a stay, they take turns.
-    turns = b * (n_in - cached) / model.budget
-    waits += max(turns - steps, 0.0)
-    steps = max(steps, turns)
+    steps, waits = _steps_of_stay(model, b, n_in, n_out, cached, pieces)
     others = (b - 1) * max(n_out - 1, 0) / steps
-    load = _Load(model, n_in, n_out, size, pieces, cached)
     counts = list(_binomial(b - 1, pieces / steps))
     step = load.mean(others + 1, counts)
     wait = waits * load.mean(others, counts)
@@ -145,12 +194,30 @@ def _stay(model: PerfModel, b: float, n_in: int, n_out: float, cached: int) -> _
     return _Stay(wait, prompt, step, wait + prompt + max(n_out - 1, 0) * step)
 
 
+def _steps_of_stay(
+    model: PerfModel, b: float, n_in: int, n_out: float, cached: int, pieces: int
+) -> tuple[float, float]:
+    """(all, those that a request waits) of one of b > 1 requests."""
+    missed = model.cost.hand_over / model.decode(b, n_in + n_out / 2)
+    waits = model.depth + max(1.0, 0.5 + missed)
+    steps = max(n_out - 1, 0) + pieces + waits
+    # Where steps cannot hold all prompts of a stay, they take turns.
+    turns = b * (n_in - cached) / model.budget
+    return max(steps, turns), waits + max(turns - steps, 0.0)
+
+
 def _first_token(
-    model: PerfModel, rate: float, load: float, n_in: int, n_out: float, cached: int
+    model: PerfModel,
+    rate: float,
+    load: float,
+    n_in: int,
+    n_out: float,
+    cached: int,
+    lens: Sequence[int],
 ) -> float:
     """TTFT of an arrival that finds a slot free."""
-    pieces, size = _pieces(model, n_in - cached)
-    of = _Load(model, n_in, n_out, size, pieces, cached)
+    of = _Load.of(model, n_in, n_out, cached, lens)
+    pieces = of.pieces
     mean = of.time(load, 0)
     square = mean**2
     for _ in range(20):  # the longer a step, the more prompts arrive in it
@@ -160,7 +227,7 @@ def _first_token(
     seen = square / mean  # the mean step that an arrival falls into
     busy = 1 - math.exp(-load)
     own = of.mean(load, list(_poisson(rate * seen * busy)), own=1)
-    alone = model.prefill(n_in, cached)
+    alone = of.alone()
     # Near the limit of prompts alone they queue behind one another over many steps.
     in_line = queueing.md1_wait(rate, alone)
     return model.cost.hand_over + max(
@@ -174,19 +241,38 @@ class _Load:
     """Steps over one kind of request."""
 
     model: PerfModel
-    n_in: int
-    n_out: float
-    size: int  # tokens of a prompt that one step computes
-    pieces: int
+    context: float  # tokens of a sequence that decodes
+    lens: tuple[int, ...]  # of prompts, equally likely
+    pieces: int  # steps that a prompt takes
     cached: int
 
+    @classmethod
+    def of(
+        cls, model: PerfModel, n_in: int, n_out: float, cached: int, lens: Sequence[int]
+    ) -> _Load:
+        found = tuple(max(n, cached + 1) for n in lens) or (n_in,)
+        pieces = max(-(-(n_in - cached) // model.budget), 1)
+        return cls(model, n_in + n_out / 2, found, pieces, cached)
+
+    def alone(self) -> float:
+        """A prompt that shares its steps with nothing."""
+        return math.fsum(self.model.prefill(n, self.cached) for n in self.lens) / len(self.lens)
+
     def time(self, b: float, prompts: int) -> float:
+        """A step that decodes b sequences and holds so many prompts, or pieces of some."""
+        step, S = self.model.step, b * self.context
+        if not prompts:
+            return step(b, S)
+        share = prompts / self.pieces
+        return math.fsum(
+            step(b, S, (n - self.cached) * share, self._pairs(n) * share, heads=share)
+            for n in self.lens
+        ) / len(self.lens)
+
+    def _pairs(self, n: int) -> int:
         from nvcli.bench.perf_model import pairs_of
 
-        pairs = pairs_of(self.n_in - self.cached, self.cached) / self.pieces * prompts
-        heads = prompts / self.pieces
-        context = self.n_in + self.n_out / 2
-        return self.model.step(b, b * context, prompts * self.size, pairs, heads)
+        return pairs_of(n - self.cached, self.cached)
 
     def mean(
         self, b: float, counts: list[tuple[int, float]], *, own: int = 0, power: int = 1
@@ -194,12 +280,6 @@ class _Load:
         """Over the number of prompts of others. What a step cannot hold goes to the next: in the
         mean nothing changes."""
         return math.fsum(share * self.time(b, k + own) ** power for k, share in counts)
-
-
-def _pieces(model: PerfModel, n_in: int) -> tuple[int, int]:
-    """(steps that a prompt takes, its tokens in each)."""
-    pieces = max(-(-n_in // model.budget), 1)
-    return pieces, -(-n_in // pieces)
 
 
 def _binomial(n: float, p: float) -> Iterator[tuple[int, float]]:

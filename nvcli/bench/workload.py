@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvcli.bench.prompts import digest_of, read_prompts
+from nvcli.bench.stats import equal_parts
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +63,14 @@ class Lengths:
     @property
     def mean(self) -> float:
         return (self.a + self.b) / 2 if self.kind == "uniform" else self.a
+
+    @property
+    def typical(self) -> list[int]:
+        """A few lengths, equally likely, that stand for all."""
+        if self.kind == "uniform" and self.a == self.b:
+            return [int(self.a)]
+        rng = np.random.default_rng(0)
+        return equal_parts([self.draw(rng) for _ in range(800)])
 
     @property
     def least(self) -> int:

@@ -62,6 +62,7 @@ def plan(
         tensor_parallel_size=tensor_parallel_size or 1,
         replicas=replicas,
         n_in=round(in_len.mean) if in_len else 128,
+        lens=in_len.typical if in_len else (),
         n_out=round(out_len.mean) if out_len else 64,
     )
     found.rate = rate

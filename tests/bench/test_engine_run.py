@@ -11,9 +11,10 @@ from nvcli.bench import points
 from nvcli.bench.calibrate import Sample, calibrate
 from nvcli.bench.engine_run import step_record
 from nvcli.bench.offline import essential_first
-from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel
 from nvcli.bench.points import Point
 from nvcli.bench.record import read_runs
+from nvcli.bench.shape import Shape
 from nvcli.engine.step import Row, StepPlan
 from tests.builders import make_sequence
 from tests.cli.conftest import Cli

@@ -366,3 +366,39 @@ def test_birth_death_does_not_overflow_and_refuses_overload() -> None:
     assert wide is not None
     assert (wide.L, wide.p_wait) == pytest.approx((100, 0))
     assert queueing.birth_death(4.0, lambda n: float(n), 4) is None
+
+
+def test_a_factor_between_known_places() -> None:
+    from nvcli.bench.fit import nearby
+
+    known = [((0.0, 9.0), 2.0), ((0.0, 99.0), 0.5)]
+    assert nearby([], (1.0, 2.0)) == 1
+    assert nearby(known, (0.0, 9.0)) == pytest.approx(2)
+    assert nearby(known, (0.0, 99.0)) == pytest.approx(0.5)
+    # Half-way in the logarithm of 10 and 100, and far away from both: the geometric mean.
+    assert nearby(known, (0.0, 10**1.5 - 1)) == pytest.approx(1)
+    assert nearby(known, (1e12, 10**1.5 - 1)) == pytest.approx(1)
+    # Twice as near, four times the weight: 2^(4/5) 0.5^(1/5).
+    assert nearby(known, (0.0, 10 ** (4 / 3) - 1)) == pytest.approx(2 ** (3 / 5))
+
+
+def test_equal_parts_stand_for_all() -> None:
+    from nvcli.bench.stats import equal_parts
+
+    assert equal_parts(list(range(16, 0, -1)), 4) == [2, 6, 10, 14]  # means 2.5, 6.5, ...: even
+    assert equal_parts([5], 8) == [5]
+    assert equal_parts([7, 3], 8) == [3, 7]
+    assert equal_parts([], 8) == []
+
+
+def test_typical_lengths_keep_the_mean_and_the_spread() -> None:
+    from nvcli.bench.workload import Lengths
+
+    assert Lengths.parse("1024").typical == [1024]
+    found = Lengths.parse("512:1536").typical
+    assert len(found) == 8
+    assert sum(found) / 8 == pytest.approx(1024, rel=0.03)
+    assert found[0] < 600
+    assert found[-1] > 1450
+    skewed = Lengths.parse("geometric:200").typical
+    assert sum(skewed) / 8 == pytest.approx(200, rel=0.1)

@@ -8,9 +8,10 @@ import pytest
 
 from nvcli.bench.machine import known_gpu
 from nvcli.bench.parallel import PCIE, closed_over, link_of, open_over, spread
-from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel
 from nvcli.bench.plan import Plan, lines
 from nvcli.bench.planner import make_plan
+from nvcli.bench.shape import Shape
 from nvcli.errors import UsageError
 
 SHAPE = Shape(

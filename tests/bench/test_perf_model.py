@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from nvcli.bench.perf_model import Cost, Hardware, PerfModel, Shape, pairs_of
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel, pairs_of
+from nvcli.bench.shape import Shape
+from nvcli.engine.buckets import Buckets
 
 QWEN3 = {  # d, layers, h, k, f, tied -> parameters, GB/step, GB of weights, KV bytes, attention
     "0.6B": ((1024, 28, 16, 8, 3072, True), 596_049_920, 1.192, 1.192, 114_688, 229_376),
@@ -183,3 +186,54 @@ def test_long_prompts_take_several_steps() -> None:
     )
     assert model.prefill(4096) > whole
     assert model.prefill(4096, cached=3072) < model.prefill(4096)
+
+
+def test_a_step_costs_its_bucket() -> None:
+    """0.6B with 256 slots: prompts up to 4,096 tokens are captured, and logits of all rows."""
+    small = shape("0.6B")
+    buckets = Buckets.of(256, 16_384, small.num_params)
+    cost = Cost(0.0, 0.0, 0.0, 0.0, 1e-15, 0.0, 0.0)
+    model = PerfModel(small, cost, buckets=buckets)
+
+    def flops(tokens: float, rows: float) -> float:
+        return pytest.approx(1e-15 * (2 * tokens * small.p_lin + 2 * rows * small.p_head))
+
+    assert model.step(0, 0, 1024, heads=1) == flops(1024, 256)
+    assert model.step(0, 0, 1025, heads=1) == flops(1280, 256)
+    assert model.step(0, 0, 1280, heads=1) == flops(1280, 256)
+    assert model.step(8, 0, 1024, heads=1) == flops(1280, 256)
+    assert model.step(0, 0, 100, heads=1) == flops(128, 128)
+    assert model.step(0, 0, 4097, heads=1) == flops(4097, 1)  # eager, as it is
+    assert model.step(9, 0) == flops(16, 16)
+    assert model.step(8.5, 0) == flops(16, 16)  # a mean
+    assert PerfModel(small, cost).step(9, 0) == flops(9, 9)
+
+
+def test_a_model_comes_back_from_json_whole() -> None:
+    buckets = Buckets.of(64, 16_384, 8_000_000_000)
+    cost = replace(FIXED, seen=((8, 8300.0, 0, 1.1),), lone=5e-3, lone_per_kv_token=4e-8)
+    model = PerfModel(shape("8B"), cost, depth=1, buckets=buckets)
+    stored = json.loads(json.dumps(model.as_json(H200)))
+    assert PerfModel.from_json(stored) == (model, H200)
+    bare = PerfModel(shape("8B"), FIXED)
+    assert PerfModel.from_json(json.loads(json.dumps(bare.as_json(H200)))) == (bare, H200)
+
+
+def test_steps_near_measured_ones_are_corrected_as_they_were() -> None:
+    seen = ((8, 8000.0, 0, 1.2), (64, 64_000.0, 0, 0.9), (0, 0.0, 1024, 1.1))
+    model = PerfModel(shape("8B"), replace(FIXED, seen=seen))
+    for b, S, p, factor in seen:
+        assert model.step(b, S, p) == pytest.approx(factor * model.law(b, S, p))
+    assert 0.9 < model.correction(22, 22_000) < 1.2
+    assert model.correction(0, 0, 4096) == pytest.approx(1.1)  # of its kind only
+    assert model.correction(8, 8000, 512) == 1  # none of this kind was measured
+
+
+def test_a_spread_of_lengths_is_the_mean_of_its_parts() -> None:
+    model = PerfModel(shape("8B"), FIXED)
+    wide = model.closed(1, 1024, 16, lens=[512, 1536])
+    assert wide.ttft_s == pytest.approx((model.prefill(512) + model.prefill(1536)) / 2)
+    assert wide.ttft_s > model.closed(1, 1024, 16).ttft_s  # attention grows with the square
+    same = model.closed(8, 1024, 16, lens=[1024, 1024])
+    assert same.e2e_s == pytest.approx(model.closed(8, 1024, 16).e2e_s)
+    assert model.closed(8, 1024, 16, lens=[512, 1536]).e2e_s > same.e2e_s

@@ -12,8 +12,9 @@ from benchmarks.engine.workloads import SHAPES
 from nvcli.bench import calibrate
 from nvcli.bench.calibrate import Calibration
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
-from nvcli.bench.perf_model import Cost, Hardware, Shape
+from nvcli.bench.perf_model import Cost, Hardware
 from nvcli.bench.record import read_runs
+from nvcli.bench.shape import Shape
 from nvcli.bench.summary import Summary, summarize
 from nvcli.bench.sweep import analyse, is_saturated, ladder, table
 from nvcli.models.resolve import demo_folder

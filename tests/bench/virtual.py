@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import engine_loop, offline, record
 from nvcli.bench.engine_loop import EngineLoop
-from nvcli.bench.engine_run import Bench, step_record
+from nvcli.bench.engine_run import Bench, StepLog, step_record
 from nvcli.bench.perf_model import Hardware, PerfModel
 from nvcli.bench.record import Run
 from nvcli.bench.summary import summarize
 from nvcli.bench.workload import Lengths, Workload
 from nvcli.config import EngineConfig
+from nvcli.engine.buckets import Buckets
 from nvcli.engine.core import EngineCore, Update
 from nvcli.engine.engine import EngineStats, Request
 from nvcli.engine.model_runner import StartupReport
@@ -57,19 +58,23 @@ class Ticket:
 
 
 class Device:
-    """Steps run one behind the other, each as long as the law says; launching takes the host."""
+    """Steps run one behind the other, each as long as the law says; launching takes the host, and
+    what a step launches kernel by kernel runs no earlier than it is launched.
+    """
 
     block_size, max_model_len = 16, 40_960
 
-    def __init__(self, llm: VirtualLLM, law: Law, host_s: float, num_blocks: int) -> None:
-        self._llm, self._law, self._host_s = llm, law, host_s
+    def __init__(self, llm: VirtualLLM, law: Law, host: Law, num_blocks: int) -> None:
+        self._llm, self._law, self._host = llm, law, host
         self.max_num_seqs, self.num_blocks = llm.max_num_seqs, num_blocks
         self._idle_at = 0.0
 
     def launch(self, plan: StepPlan) -> Ticket:
-        self._llm.now += self._host_s
-        begin = max(self._llm.now, self._idle_at)
-        self._idle_at = begin + self._law(step_record(plan, 0.0, 0.0))
+        step = step_record(plan, 0.0, 0.0)
+        launched_from = self._llm.now
+        self._llm.now += self._host(step)
+        begin = max(launched_from, self._idle_at)
+        self._idle_at = max(begin + self._law(step), self._llm.now)
         return Ticket(plan, self._idle_at)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -90,14 +95,16 @@ class VirtualLLM:
         budget: int = 16_384,
         slots: int = 256,
         num_blocks: int = 60_000,
-        host_s: float = 0.0,
+        host_s: float | Law = 0.0,
         way_s: float = 1e-6,
+        buckets: Buckets | None = None,
     ) -> None:
         self.now = 0.0  # the engine's time
         self.client_now = 0.0
         self.max_num_seqs = slots
         self._way_s = way_s
-        device = Device(self, law, host_s, num_blocks)
+        host = host_s if callable(host_s) else lambda step: host_s
+        device = Device(self, law, host, num_blocks)
         self.max_model_len = device.max_model_len
         self._core = EngineCore(
             device,
@@ -106,6 +113,9 @@ class VirtualLLM:
             depth=depth,
             clock=lambda: self.now,
         )
+        self.steps: list[StepRecord] = []  # all of them, whoever watches
+        self._watcher: Callable[[StepPlan, float, float], None] | None = None
+        self._core.on_step = self._on_step
         self._live: dict[str, tuple[Sequence, Sink]] = {}
         self._numbers = itertools.count()
         self._inbox: deque[tuple[float, Callable[[], object]]] = deque()
@@ -125,6 +135,7 @@ class VirtualLLM:
             block_size=16,
             pool_bytes=0,
             weights_bytes=0,
+            buckets=buckets,
         )
 
     def now_ns(self) -> int:
@@ -156,7 +167,13 @@ class VirtualLLM:
             self._inbox.append((self.client_now + self._way_s, lambda: self._core.abort(seq)))
 
     def watch_steps(self, callback: Callable[[StepPlan, float, float], None] | None) -> None:
-        self._core.on_step = callback
+        self._watcher = callback
+
+    def _on_step(self, plan: StepPlan, start: float, end: float) -> None:
+        step = step_record(plan, start, end)
+        self.steps.append(step)
+        if self._watcher is not None:
+            self._watcher(plan, start, end)
 
     def stats(self) -> EngineStats:
         scheduler = self._core.scheduler
@@ -243,14 +260,26 @@ def spread(n_in: int, n_out: int) -> Workload:
 
 
 def closed(
-    llm: VirtualLLM, workload: Workload, *, clients: int, duration_s: float, stagger_s: float
+    llm: VirtualLLM,
+    workload: Workload,
+    *,
+    clients: int,
+    duration_s: float,
+    stagger_s: float,
+    model: PerfModel | None = None,
 ) -> dict[str, Any]:
-    """A closed loop's numbers, as `bench report --json` names them."""
+    """A closed loop's numbers, as `bench report --json` names them, with its steps.
+
+    model: what `model_rows` predicts with, for the lengths that were counted
+    """
     loop = EngineLoop(llm)  # type: ignore[arg-type]
     requests = workload.requests(vocab_size=llm.vocab_size, salt=next(_SALTS))
-    loop.run_closed(requests, concurrency=clients, duration_s=duration_s, stagger_s=stagger_s)
-    load = {"mode": "closed", "concurrency": clients}
-    return summarize(Run({"load": load}, loop.records)).json
+    with StepLog(llm) as log:  # type: ignore[arg-type]
+        loop.run_closed(requests, concurrency=clients, duration_s=duration_s, stagger_s=stagger_s)
+    header: dict[str, Any] = {"load": {"mode": "closed", "concurrency": clients}}
+    if model is not None:
+        header |= {"perf_model": model.as_json(H200), "slots": llm.max_num_seqs}
+    return summarize(Run(header, loop.records, log.steps)).json
 
 
 def open_loop(llm: VirtualLLM, workload: Workload, *, times: Iterator[float]) -> dict[str, Any]:

@@ -43,9 +43,17 @@ def test_random_weights_without_web_packages(tmp_path: Path) -> None:
         [sys.executable, "-c", CODE], env=environment, cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    (line,) = (tmp_path / "plan_error.jsonl").read_text().splitlines()
-    row = json.loads(line, parse_constant=pytest.fail)
-    assert [p["concurrency"] for p in row["metrics"]["points"]] == [1, 2]
-    assert all(p["ok"] > 0 for p in row["metrics"]["points"])
-    assert row["metrics"]["nvml"] is None
-    assert row["config"]["weights"] == "random"
+    lines = (tmp_path / "plan_error.jsonl").read_text().splitlines()
+    rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    points = [p for row in rows for p in row["metrics"]["points"]]
+    assert [p["concurrency"] for p in points] == [1, 2]  # a row each
+    assert all(p["ok"] > 0 for p in points)
+    for point in points:
+        for steps in (point["steps"]["measured"], point["steps"]["predicted"]):
+            assert 0 < steps["rows"] <= point["concurrency"]
+            assert 0 < steps["prompt_share"] < 1
+            assert steps["decode_s"] > 0
+            assert steps["prompt_s"] > 0
+        assert point["breakdown_ms"]["decode"] > 0
+    assert {row["metrics"]["nvml"] for row in rows} == {None}
+    assert {row["config"]["weights"] for row in rows} == {"random"}
