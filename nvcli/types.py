@@ -74,6 +74,11 @@ def _is_int(value: object, low: int, high: int = MAX_INT) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
+def _between(low: int, high: int) -> str:
+    """A bound that only the machine sets is not worth a word."""
+    return f"from {low} to {high}" if low < 0 or high < MAX_INT else f"of at least {low}"
+
+
 def _in_range(value: object, low: float, high: float) -> bool:
     """NaN is in no range."""
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
@@ -174,7 +179,7 @@ class SamplingParams:
         for name, high in (("top_p", 1), ("repetition_penalty", 2)):
             value = getattr(self, name)
             _check(_in_range(value, 0, high) and value > 0, name, value, f"over 0, at most {high}")
-        _check(_is_int(self.top_k, -1), "top_k", self.top_k, f"from 1 to {MAX_INT}, or 0 for off")
+        _check(_is_int(self.top_k, -1), "top_k", self.top_k, "a whole number of at least 0")
         for name, low, high in (
             ("max_tokens", 0, MAX_SEED),  # the engine cuts it to the context
             ("min_tokens", 0, MAX_INT),
@@ -188,7 +193,7 @@ class SamplingParams:
             value = getattr(self, name)
             is_off = value is None and name not in ("min_tokens", "n")
             ok = is_off or _is_int(value, low, high)
-            _check(ok, name, value, f"a whole number from {low} to {high}")
+            _check(ok, name, value, f"a whole number {_between(low, high)}")
         if self.max_tokens is not None:
             fits = self.min_tokens <= self.max_tokens
             rule = f"at most max_tokens ({self.max_tokens})"

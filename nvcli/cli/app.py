@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import errno
 import functools
-import re
 import signal
 import sys
 import traceback
@@ -23,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nvcli import __version__
 from nvcli.cli import declare, options
+from nvcli.cli.complaints import FILES, VARIABLES, name_flag, usage_error
 from nvcli.cli.console import ColorMode, make_screen, print_text, report, silence
 from nvcli.cli.environment import more_flags, unknown_variables, variable_of
 from nvcli.cli.interrupts import end_on_signals
@@ -92,6 +92,16 @@ class HelpPages:
 
     examples: str = ""
 
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The first paragraph, whole: it is broken between words, not cut."""
+        help_text: str = self.help or ""  # type: ignore[attr-defined]
+        return " ".join(help_text.partition("\n\n")[0].split())
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Typer's newer versions put a name that must be given in braces."""
+        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.removeprefix("{").removesuffix("}") for piece in pieces]
+
     def get_help(self, ctx: Any) -> str:
         text: str = super().get_help(ctx)  # type: ignore[misc]
         if not settings_of(ctx).screen().out_color:
@@ -109,8 +119,10 @@ class HelpPages:
                 record = (param.metavar or param.name.upper(), param.help or "")
                 title = declare.ARGUMENTS
             groups.setdefault(title, []).append(record)
+        first = groups.pop(declare.ARGUMENTS, [])
         last = groups.pop(declare.GLOBAL, [])
-        for title, rows in [*groups.items(), (declare.GLOBAL, last)]:
+        ordered = [(declare.ARGUMENTS, first), *groups.items(), (declare.GLOBAL, last)]
+        for title, rows in ordered:
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=26)
@@ -143,7 +155,7 @@ class Command(HelpPages, TyperCommand):
             if not given.get("help"):
                 self._read_configuration(ctx, given)
                 more = more_flags(self, ctx, given)
-                ctx.meta[_VARIABLES] = {name: variable for name, (_, variable) in more.items()}
+                ctx.meta[VARIABLES] = {name: variable for name, (_, variable) in more.items()}
                 args = [*(word for words, _ in more.values() for word in words), *args]
         with _naming_command(ctx):
             return super().parse_args(ctx, args)
@@ -157,7 +169,7 @@ class Command(HelpPages, TyperCommand):
         found = load_configuration(
             self, ctx, config=Path(file) if file is not None else None, profile=profile
         )
-        ctx.meta[_FILES], ctx.default_map = found, found.values()
+        ctx.meta[FILES], ctx.default_map = found, found.values()
 
     def invoke(self, ctx: Any) -> Any:
         settings = settings_of(ctx)
@@ -166,7 +178,7 @@ class Command(HelpPages, TyperCommand):
             from nvcli.cli.configuration import configuration_lines
 
             given = {name: (getattr(settings, name), at) for name, at in settings.given.items()}
-            for line in configuration_lines(ctx, ctx.meta[_FILES], given, ctx.meta[_VARIABLES]):
+            for line in configuration_lines(ctx, ctx.meta[FILES], given, ctx.meta[VARIABLES]):
                 print_text(visible(line))
             raise typer.Exit
         for name in (*_GLOBALS, "show_config"):
@@ -177,7 +189,7 @@ class Command(HelpPages, TyperCommand):
         try:
             return super().invoke(ctx)
         except UsageError as exc:
-            _name_origin(exc, ctx)
+            name_flag(exc, ctx)
             raise
 
 
@@ -190,30 +202,6 @@ def _naming_command(ctx: Any) -> Iterator[None]:
         if getattr(exc, "ctx", None) is None:
             exc.ctx = ctx  # type: ignore[attr-defined]
         raise
-
-
-_FILES = "nvcli.configuration"
-_VARIABLES = "nvcli.variables"
-
-
-def _name_origin(exc: UsageError, ctx: Any) -> None:
-    """A value that came from a file or the environment: the message says from which."""
-    origin = _origin(ctx, exc.param) if exc.param and _FILES in ctx.meta else None
-    if origin is not None:
-        exc.message = f"{exc.message} (from {origin})"
-
-
-def _origin(ctx: Any, name: str) -> str | None:
-    """The file or the variable that gave a value; None for a flag, or the default."""
-    source = ctx.get_parameter_source(name)
-    if name in ctx.meta.get(_VARIABLES, ()):
-        return str(ctx.meta[_VARIABLES][name])
-    if source is None or source.name not in ("DEFAULT_MAP", "ENVIRONMENT"):
-        return None
-    if source.name == "ENVIRONMENT":
-        return variable_of(next(p for p in ctx.command.get_params(ctx) if p.name == name), ctx)
-    entry = ctx.meta[_FILES].entries.get(name) if _FILES in ctx.meta else None
-    return entry.origin if entry is not None else None
 
 
 class Group(HelpPages, TyperGroup):
@@ -330,7 +318,7 @@ def _run(args: list[str], settings: Settings) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _report(InterruptedRunError("interrupted"), settings)
     except _ClickUsageError as exc:
-        return _report(_usage_error(exc), settings)
+        return _report(usage_error(exc, command_line()), settings)
     except SystemExit as exc:
         if isinstance(exc.__context__, OSError) and exc.__context__.errno == errno.EPIPE:
             return ClosedPipeError.exit_code  # Typer turned a closed pipe into exit 1
@@ -358,24 +346,3 @@ def _io_error(exc: OSError) -> NvcliError:
     if exc.filename is not None:
         return NvcliError(f"{exc.filename}: {reason}")
     return NvcliError(f"cannot write to standard output: {reason}")
-
-
-def _usage_error(exc: Any) -> UsageError:
-    """Typer's complaint in our words: one line, with a suggestion and where to read more."""
-    path = exc.ctx.command_path if exc.ctx is not None else "nvcli"
-    hint = f"Try '{path} --help'."
-    if hasattr(exc, "possibilities"):
-        near = difflib.get_close_matches(exc.option_name, exc.possibilities or (), n=1)
-        hint = f"Did you mean {near[0]}?" if near else hint
-        return UsageError(f"there is no option {exc.option_name}", hint=hint)
-    message = exc.format_message().replace("\n", " ").replace("Value error, ", "").rstrip(".")
-    param = getattr(exc, "param", None)
-    origin = _origin(exc.ctx, param.name) if exc.ctx is not None and param is not None else None
-    if origin is not None:
-        message = f"{message} (from {origin})"
-    extra = re.fullmatch(r"Got unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)", message)
-    if extra is not None:
-        message = f"unexpected argument {extra[1]!r}"
-        if path.endswith(" chat"):
-            hint = f"Quote a prompt of several words. {hint}"
-    return UsageError(message[:1].lower() + message[1:], hint=hint)

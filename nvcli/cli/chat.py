@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from dataclasses import dataclass, field
@@ -34,15 +33,13 @@ from nvcli.repl.store import session_path
 from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from nvcli.repl.model import ChatModel
     from nvcli.repl.screen import Screen
 
 DEMO_NOTICE = "The small built-in demo model. For a real one: nvcli chat -m Qwen/Qwen3-0.6B"
-
-_FLAGS = {"memory_utilization": "--gpu-memory-utilization", "thinking_budget": "--think-budget"}
 
 
 class ChatCommand(Command):
@@ -188,8 +185,7 @@ def chat(
     statistics on standard error. Without, on a terminal, it opens a conversation.
     """
     screen = settings_of(ctx).screen()
-    with _naming_flags():
-        config = engine.config()
+    config = engine.config()
     sampling = check_sampling(drawn.given())
     _refuse(drawn.think is False and drawn.think_budget is not None, "--no-think", "--think-budget")
     _refuse(raw and system is not None, "--raw", "--system")
@@ -309,22 +305,8 @@ def _refuse_idle_flags(ctx: typer.Context, *, is_machine_read: bool, has_tools: 
 
 def check_sampling(given: dict[str, Any]) -> dict[str, Any]:
     """The same values. Raises `InvalidParameterError` before anything is loaded."""
-    with _naming_flags():
-        SamplingParams(**given)
+    SamplingParams(**given)
     return given
-
-
-@contextlib.contextmanager
-def _naming_flags() -> Iterator[None]:
-    """Errors about a field of the engine's types name the flag that set it."""
-    try:
-        yield
-    except UsageError as exc:
-        field_name = exc.param or ""
-        flag = _FLAGS.get(field_name) or "--" + field_name.replace("_", "-")
-        if exc.message.startswith(f"{field_name} "):
-            exc.message = flag + exc.message[len(field_name) :]
-        raise
 
 
 def _refuse(is_contradiction: bool, one: str, other: str) -> None:

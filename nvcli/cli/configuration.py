@@ -103,7 +103,9 @@ def load_configuration(
             tables.append((content[section], f"{name} [{section}]", is_foreign))
         tables.append((content, name, is_foreign))
     if profile is not None and profile not in profiles:
-        raise UsageError(f"there is no profile {profile!r}", hint=_nearest(profile, profiles))
+        near = difflib.get_close_matches(profile, profiles, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "A table [profile.NAME] makes one."
+        raise UsageError(f"there is no profile {profile!r}", hint=hint)
     for param in command.get_params(ctx):
         if not _is_key(param):
             continue

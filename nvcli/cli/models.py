@@ -51,6 +51,7 @@ class VerifyCommand(Command):
 NameArg = Annotated[
     str, typer.Argument(metavar="MODEL", help="demo, a Hugging Face id, or a folder.")
 ]
+RepositoryArg = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face id.")]
 JsonOpt = Annotated[bool, option("--json", group=OUTPUT, help="As JSON, for scripts.")]
 YesOpt = Annotated[bool, option("-y", "--yes", group=OUTPUT, help="Do not ask.")]
 
@@ -177,7 +178,7 @@ def model_facts(name: str, folder: Path) -> dict[str, Any]:
 
 
 @models.command(cls=PullCommand)
-def pull(ctx: typer.Context, name: NameArg) -> None:
+def pull(ctx: typer.Context, name: RepositoryArg) -> None:
     """Fetch a model into the Hugging Face cache."""
     from nvcli.models.resolve import fetch_model
 
@@ -186,7 +187,7 @@ def pull(ctx: typer.Context, name: NameArg) -> None:
 
 
 @models.command("rm", cls=RemoveCommand)
-def remove(ctx: typer.Context, name: NameArg, yes: YesOpt = False) -> None:
+def remove(ctx: typer.Context, name: RepositoryArg, yes: YesOpt = False) -> None:
     """Remove a model from the Hugging Face cache; a folder of yours is never touched."""
     from nvcli.models.store import folder_size, repository_folder
 
@@ -218,7 +219,8 @@ def verify(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
     for what, problem in check(folder, progress=lambda file: screen.note(f"reading {file}")):
         rows.append({"file": what, "problem": problem})
         if not json:
-            print_text(visible(f"{'ok  ' if problem is None else 'BAD '} {what}  {problem or ''}"))
+            row = f"ok   {what}" if problem is None else f"BAD  {what}  {problem}"
+            print_text(visible(row))
     problems = [row for row in rows if row["problem"] is not None]
     if json:
         print_text(dump_json({"model": name, "ok": not problems, "files": rows}))

@@ -110,10 +110,10 @@ def serve(
     warn: Callable[[str], None],
 ) -> int:
     """Run until a signal; the exit code. Raises what `load` raises, and `PortError`."""
-    if not config.is_loopback and not config.api_keys:
-        warn(f"anybody who reaches {config.host} can use this server; give --api-key-file")
     _allow_connections()
     server = _Server(config, load, note)
+    if not config.is_loopback and not config.api_keys:
+        warn(f"anybody who reaches {config.host} can use this server; give --api-key-file")
     try:
         return _run_loop(server)
     finally:
