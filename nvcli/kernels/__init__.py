@@ -239,10 +239,12 @@ def linear_swiglu(
         if done is not None:
             return done
     if _use_triton(x) and _is_plain(x, weight, bias) and not deterministic:
-        from nvcli.kernels import cuts, gemm, skinny, tuned
+        from nvcli.kernels import cuts, gemm, gemv, skinny, tuned
 
         shape = (x.shape[0], x.shape[1], weight.shape[0] // 2)
         cut = tuned.choose("swiglu", *shape, x.device, x.dtype)
+        if isinstance(cut, cuts.Gemv):
+            return gemv.swiglu(x, weight, cut)
         if isinstance(cut, cuts.Skinny):
             return skinny.swiglu(x, weight, cut)
         if isinstance(cut, cuts.Tiles):

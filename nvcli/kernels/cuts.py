@@ -13,7 +13,8 @@ from nvcli.types import FP8_BLOCK
 
 MAX_NORM_COLUMNS = 2048
 MAX_WHOLE = 2048  # columns that one tile of the GEMV holds; longer rows are walked in pieces
-GEMV_PIECE = 1024
+GEMV_PIECE = 2048
+LONG_ROW = 8192  # columns
 MANY_OUTPUTS = 32_768  # an LM head: enough programs even if each does more
 SKINNY_ROWS = 16  # of a tensor core's tile: more would be two
 SKINNY_COLUMNS = 3072  # x has to be short enough to be held at once
@@ -62,11 +63,17 @@ Product = Gemv | Skinny | Tiles
 def gemv_cut(size: int, num_outputs: int) -> Gemv:
     """One row of so many columns."""
     width = next_power_of_2(size)
-    piece = width if width <= MAX_WHOLE else GEMV_PIECE
-    outputs = 8 if width > MAX_WHOLE else 4 if width <= 1024 else 2
-    if num_outputs >= MANY_OUTPUTS:
-        outputs = 8
-    return Gemv(outputs, piece, _gemv_warps(outputs * piece))
+    if width <= MAX_WHOLE:
+        outputs = 8 if num_outputs >= MANY_OUTPUTS else 4 if width <= 1024 else 2
+        return Gemv(outputs, width, _gemv_warps(outputs * width))
+    outputs = 4 if num_outputs >= MANY_OUTPUTS else 2
+    if size < 2 * GEMV_PIECE:
+        return Gemv(outputs, GEMV_PIECE, 4)
+    if size <= LONG_ROW:
+        return Gemv(outputs, GEMV_PIECE if size % GEMV_PIECE == 0 else 2 * GEMV_PIECE, 8)
+    if size % (2 * GEMV_PIECE) == 0:
+        return Gemv(outputs, 2 * GEMV_PIECE, 4)
+    return Gemv(4, GEMV_PIECE // 2, 8)
 
 
 def norm_gemv_cut(size: int, *, is_swiglu: bool, is_fp8: bool = False) -> Gemv | None:

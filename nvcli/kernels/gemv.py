@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from nvcli.kernels.cuts import Gemv
 
-AHEAD_BYTES = 32 << 20  # of 50 MB of L2 cache
-MAX_PROGRAMS_AHEAD = 1056  # eight a multiprocessor
-
 
 @triton.jit
 def _dot_rows(w, x):  # type: ignore[no-untyped-def]
@@ -51,34 +48,6 @@ def _load_scales(  # type: ignore[no-untyped-def]
     of_row = scales_ptr + (row // BLOCK) * (K // BLOCK)
     scales = tl.load(of_row + block, mask=block < K // BLOCK, other=0.0)
     return tl.reshape(tl.broadcast_to(scales[:, None], (COUNT, BLOCK)), (WIDTH,))
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _into_l2(  # type: ignore[no-untyped-def]
-    w_ptr,
-    first,
-    N,
-    K: tl.constexpr,
-    FROM: tl.constexpr,
-    AHEAD: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    THREADS: tl.constexpr,
-):
-    """Ask for AHEAD columns from FROM on of OUTPUTS rows of W: every thread for a part of a row."""
-    PARTS: tl.constexpr = THREADS // OUTPUTS
-    part = tl.arange(0, THREADS)
-    row = tl.minimum(first + part // PARTS, N - 1).to(tl.int64)
-    at = w_ptr + row * K + FROM + part % PARTS * (AHEAD // PARTS)
-    SIZE: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
-    num_bytes = tl.full((THREADS,), AHEAD // PARTS * SIZE, tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
-        "=r,l,r",
-        [at, num_bytes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -141,16 +110,15 @@ def _norm_gemv_kernel(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _gemv_kernel(  # type: ignore[no-untyped-def]
     x_ptr,  # [K]
-    w_ptr,  # [N, K]
-    scales_ptr,  # [N / BLOCK, K / BLOCK] float32
+    w_ptr,  # [N, K], or [2 N, K] with SwiGLU: gate, then up
+    scales_ptr,  # [rows of W / BLOCK, K / BLOCK] float32
     y_ptr,  # [N]
     N: tl.constexpr,
     K: tl.constexpr,
     PIECE: tl.constexpr,
     OUTPUTS: tl.constexpr,
+    SWIGLU: tl.constexpr,
     BLOCK: tl.constexpr,  # as above
-    AHEAD: tl.constexpr,  # columns after the first piece that go to the L2 cache before the wait
-    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. The first piece of the weights, before anything is waited for.
@@ -160,31 +128,44 @@ def _gemv_kernel(  # type: ignore[no-untyped-def]
     k = tl.arange(0, PIECE)
     is_n = (n < N)[:, None]
     at = n[:, None].to(tl.int64) * K + k[None, :]
-    w = tl.load(w_ptr + at, mask=is_n & (k < K)[None, :], other=0.0, eviction_policy="evict_first")
+    is_weight = is_n & (k < K)[None, :]
+    w = tl.load(w_ptr + at, mask=is_weight, other=0.0, eviction_policy="evict_first")
+    up = w
+    if SWIGLU:
+        up = tl.load(w_ptr + N * K + at, mask=is_weight, other=0.0, eviction_policy="evict_first")
     first = tl.program_id(0) * OUTPUTS
     scales = w
     if BLOCK:
         scales = _load_scales(scales_ptr, first, 0, K, PIECE, BLOCK)
     if PDL:
-        if AHEAD:
-            _into_l2(w_ptr, first, N, K, PIECE, AHEAD, OUTPUTS, THREADS)
         tl.extra.cuda.gdc_wait()
 
-    # 2. Piece by piece, x against it.
+    # 2. Piece by piece, x against it: by column until the end, as adding up across threads waits.
     x = tl.load(x_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-    y = _dot_rows(w, x * scales if BLOCK else x)
+    sums = w.to(tl.float32) * (x * scales if BLOCK else x)[None, :]
+    up_sums = sums
+    if SWIGLU:
+        up_sums = up.to(tl.float32) * x[None, :]
     for start in range(PIECE, K, PIECE):
         is_k = start + k < K
-        w = tl.load(
-            w_ptr + at + start,
-            mask=is_n & is_k[None, :],
-            other=0.0,
-            eviction_policy="evict_first",
-        )
+        is_weight = is_n & is_k[None, :]
+        w = tl.load(w_ptr + at + start, mask=is_weight, other=0.0, eviction_policy="evict_first")
+        if SWIGLU:
+            up = tl.load(
+                w_ptr + N * K + at + start,
+                mask=is_weight,
+                other=0.0,
+                eviction_policy="evict_first",
+            )
         x = tl.load(x_ptr + start + k, mask=is_k, other=0.0).to(tl.float32)
+        if SWIGLU:
+            up_sums += up.to(tl.float32) * x[None, :]
         if BLOCK:
             x *= _load_scales(scales_ptr, first, start, K, PIECE, BLOCK)
-        y += _dot_rows(w, x)
+        sums += w.to(tl.float32) * x[None, :]
+    y = tl.sum(sums, axis=1)
+    if SWIGLU:
+        y = y * tl.sigmoid(y) * tl.sum(up_sums, axis=1)
     tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -287,9 +268,32 @@ def linear(
 
     Reads N K elements of weights once.
     """
+    return _launch(x, weight, cut, out, scales, weight.shape[0], is_swiglu=False)
+
+
+def swiglu(x: Tensor, weight: Tensor, cut: Gemv) -> Tensor:
+    """silu(gate) * up, both from x W^T. Reference: `reference.silu_and_mul` of `reference.linear`.
+
+    x:        [1, K]
+    weight:   [2F, K], gate above up
+    returns   [1, F]
+    """
+    return _launch(x, weight, cut, None, None, weight.shape[0] // 2, is_swiglu=True)
+
+
+def _launch(
+    x: Tensor,
+    weight: Tensor,
+    cut: Gemv,
+    out: Tensor | None,
+    scales: Tensor | None,
+    num_outputs: int,
+    *,
+    is_swiglu: bool,
+) -> Tensor:
     num_rows, size = x.shape
     assert num_rows == 1, "one row"
-    num_outputs = weight.shape[0]
+    assert weight.shape[1] == size, "shapes differ"
     y = torch.empty((num_rows, num_outputs), dtype=x.dtype, device=x.device) if out is None else out
     assert y.is_contiguous(), "the output must be contiguous"
     assert y.shape == (num_rows, num_outputs), "the output has another shape"
@@ -302,21 +306,8 @@ def linear(
         K=size,
         PIECE=cut.columns,
         OUTPUTS=cut.outputs,
+        SWIGLU=is_swiglu,
         BLOCK=0 if scales is None else FP8_BLOCK,
-        AHEAD=_columns_ahead(weight, cut),
-        THREADS=32 * cut.warps,
         **launch_options(x.device, num_warps=cut.warps),
     )
     return y
-
-
-def _columns_ahead(weight: Tensor, cut: Gemv) -> int:
-    """How many columns behind the first piece every program sends to the L2 cache before its wait:
-    as many as the cache holds, where all programs run at once (those of a later round hardly wait).
-    """
-    num_outputs, size = weight.shape
-    if triton.cdiv(num_outputs, cut.outputs) > MAX_PROGRAMS_AHEAD:
-        return 0
-    most = min(size - cut.columns, AHEAD_BYTES // (num_outputs * weight.itemsize))
-    unit = 32 * cut.warps // cut.outputs * 16 // weight.itemsize  # 16 bytes a thread
-    return max(0, most // unit * unit)

@@ -118,7 +118,7 @@ def _choose(
             if element_bytes == 2:
                 return entry.tiles
     if num_rows == 1:
-        return None if is_swiglu else cuts.gemv_cut(size, num_outputs)
+        return cuts.gemv_cut(size, num_outputs)
     return cuts.skinny_cut(num_rows, size, num_outputs, is_swiglu=is_swiglu)
 
 

@@ -10,7 +10,7 @@ from tests.kernels.test_row_kernels import randn
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
 # outputs, columns
-SHAPES = [(5, 16), (96, 64), (10, 100), (24, 96), (6, 8200)]
+SHAPES = [(5, 16), (96, 64), (10, 100), (24, 96), (6, 8200), (4, 2600), (10, 5200)]
 NORM_SHAPES = SHAPES[:4]
 CUDA_SHAPES = [(4096, 1024), (1024, 2048), (1024, 3072), (4096, 12_288), (5120, 17_408)]
 CUDA_SHAPES += [(6144, 4096), (7168, 5120), (151_936, 1024)]
@@ -24,7 +24,11 @@ def check_linear(shape: tuple[int, int], dtype: torch.dtype, device: str) -> Non
     weight = randn(outputs, size, dtype=dtype, device=device, seed=1) / size**0.5
     exact = x.float() @ weight.float().t()
     cut = cuts.gemv_cut(size, outputs)
-    assert_as_good_as_torch(gemv.linear(x, weight, cut), reference.linear(x, weight, None), exact)
+    plain = reference.linear(x, weight, None)
+    assert_as_good_as_torch(gemv.linear(x, weight, cut), plain, exact)
+    if outputs % 2 == 0:
+        got, exact = gemv.swiglu(x, weight, cut), reference.silu_and_mul(exact)
+        assert_as_good_as_torch(got, reference.silu_and_mul(plain), exact)
 
 
 def check_norm(

@@ -54,7 +54,7 @@ def use(monkeypatch: pytest.MonkeyPatch, path: Path, *lines: dict[str, object]) 
 def test_one_row() -> None:
     assert isinstance(choose("linear", 1, 17_408), Gemv)
     assert choose("addends", 1, 1000) == choose("linear", 1, 1000) == Gemv(4, 1024, 4)
-    assert choose("swiglu", 1, 1024) is None  # after the GEMV, unless the norm goes before
+    assert choose("swiglu", 1, 5120) == Gemv(2, 4096, 8)  # shorter ones with the norm, too
     assert choose("linear", 0, 1024) is None
     assert tuned.choose_with_norm("linear", 1, 2048) is not None
     assert tuned.choose_with_norm("linear", 1, 4096) is None
