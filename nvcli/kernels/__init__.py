@@ -401,6 +401,20 @@ def store_kv(
         reference.store_kv(k, v, k_cache, v_cache, slot_mapping, kv_scales)
 
 
+def gather_kv(k_cache: Tensor, v_cache: Tensor, block_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values of some blocks, one behind the other.
+
+    k_cache, v_cache:  [N, P, Hk, D]   any strides, unit in D
+    block_ids:         [J] int32
+    returns            [J P, Hk, D] twice, unit stride in D
+    """
+    if _use_triton(k_cache):
+        from nvcli.kernels import kv_store
+
+        return kv_store.gather_kv(k_cache, v_cache, block_ids)
+    return reference.gather_kv(k_cache, v_cache, block_ids)
+
+
 def _has_dtype(cache: Tensor) -> bool:
     """Whether kernels for this device know the cache's type."""
     is_fp8 = cache.dtype == torch.float8_e4m3fn

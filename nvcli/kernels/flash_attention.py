@@ -2,16 +2,23 @@
 
 FA2 is the package `flash-attn`, whose pages hold a multiple of 256 tokens. FA3 is the module
 `flash_attn_interface` for Hopper, with pages of any size; its varlen function knows no page table,
-so `flash_attn_with_kvcache` serves prefill chunks and decode alike.
+so `flash_attn_with_kvcache` serves prefill chunks and decode alike. It reads pages without the
+tensor memory accelerator and is a tenth to a fifth slower for it, so the keys of long chunks are
+gathered first. `NVCLI_FLAT_KEYS=0` in the environment turns that off.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
+
+from nvcli import kernels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +27,11 @@ if TYPE_CHECKING:
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
+FLAT_TOKENS = (
+    4096  # of a row's chunk, on average, from which gathering keys takes less than it saves
+)
+FLAT_BYTES = 256 << 20  # of gathered keys and values at most
+_use_flat_keys = os.environ.get("NVCLI_FLAT_KEYS", "1") != "0"
 
 
 class _FlashAttention:
@@ -111,7 +123,11 @@ class FlashAttention3(_FlashAttention):
     ) -> Tensor:
         assert kv_scales is None, "refused before: see `obstacle`"
         if batch.plan is None:
-            batch.plan = batch.gather_block_tables()
+            num_key_bytes = 4 * k_cache.shape[2] * k_cache.shape[3]
+            is_flat = _use_flat_keys and _gathering_pays(batch, num_key_bytes)
+            batch.plan = _FlatKeys.of(batch) if is_flat else batch.gather_block_tables()
+        if isinstance(batch.plan, _FlatKeys):
+            return self._over_flat_keys(q, k_cache, v_cache, batch, batch.plan, softmax_scale)
         out = self._library.flash_attn_with_kvcache(
             q,
             k_cache,
@@ -124,3 +140,56 @@ class FlashAttention3(_FlashAttention):
             causal=True,
         )
         return cast("Tensor", out[0] if isinstance(out, tuple) else out)
+
+    def _over_flat_keys(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: ForwardBatch,
+        flat: _FlatKeys,
+        softmax_scale: float,
+    ) -> Tensor:
+        k, v = kernels.gather_kv(k_cache, v_cache, flat.block_ids)
+        out = self._library.flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            cu_seqlens_k=flat.first_keys,
+            seqused_k=batch.seq_lens,
+            max_seqlen_q=batch.max_seqlen_q,
+            max_seqlen_k=batch.max_seqlen_k,
+            softmax_scale=softmax_scale,
+            causal=True,
+        )
+        return cast("Tensor", out[0] if isinstance(out, tuple) else out)
+
+
+@dataclass(frozen=True, slots=True)
+class _FlatKeys:
+    """The rows' blocks one behind the other."""
+
+    block_ids: Tensor  # [J] int32
+    first_keys: Tensor  # [B + 1] int32: where a row's keys begin; its last block may be part full
+
+    @classmethod
+    def of(cls, batch: ForwardBatch) -> _FlatKeys:
+        block_size, device = batch.kv_caches[0][0].shape[1], batch.seq_lens.device
+        ends = accumulate((len(ids) * block_size for ids in batch.block_ids), initial=0)
+        return cls(
+            _send([i for ids in batch.block_ids for i in ids], device), _send(list(ends), device)
+        )
+
+
+def _send(numbers: list[int], device: torch.device) -> Tensor:
+    """As int32, without waiting for the device."""
+    host = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
+def _gathering_pays(batch: ForwardBatch, num_key_bytes: int) -> bool:
+    """num_key_bytes: of a key and its value, in all heads."""
+    num_tokens, num_keys = sum(batch.query_lens), sum(batch.key_lens)
+    is_long = num_tokens >= FLAT_TOKENS * batch.num_rows
+    return is_long and num_keys * num_key_bytes <= FLAT_BYTES

@@ -1,9 +1,10 @@
-"""Triton kernel: scatter keys and values into the paged cache."""
+"""Triton kernels: scatter keys and values into the paged cache, and gather them from it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
@@ -126,3 +127,69 @@ def store_kv(
         FP8=kv_scales is not None,
         num_warps=4,
     )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gather_kv_kernel(  # type: ignore[no-untyped-def]
+    k_cache_ptr,  # [N, P, Hk, D], strided
+    v_cache_ptr,
+    block_ids_ptr,  # [J] int32
+    k_ptr,  # [Hk, J * P, D]
+    v_ptr,
+    num_keys,
+    cache_block_stride,
+    cache_offset_stride,
+    cache_head_stride,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    P_POW2: tl.constexpr,
+    D_POW2: tl.constexpr,
+):
+    # One program a block and head.
+    index = tl.program_id(0)
+    head = tl.program_id(1).to(tl.int64)
+    block = tl.load(block_ids_ptr + index).to(tl.int64)
+    keys = tl.arange(0, P_POW2)[:, None]
+    dims = tl.arange(0, D_POW2)[None, :]
+    mask = (keys < P) & (dims < D)
+    at = block * cache_block_stride + head * cache_head_stride + keys * cache_offset_stride + dims
+    to = (head * num_keys + index * P + keys) * D + dims
+    tl.store(k_ptr + to, tl.load(k_cache_ptr + at, mask=mask), mask=mask)
+    tl.store(v_ptr + to, tl.load(v_cache_ptr + at, mask=mask), mask=mask)
+
+
+def gather_kv(k_cache: Tensor, v_cache: Tensor, block_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The keys and values of some blocks, one behind the other. Reference: `reference.gather_kv`.
+
+    k_cache, v_cache:  [N, P, Hk, D]   equal strides, unit in D
+    block_ids:         [J] int32
+    returns            [J P, Hk, D] twice, each head contiguous
+
+    Moves 4 J P Hk D elements (reads and writes K and V).
+    """
+    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
+    assert k_cache.stride() == v_cache.stride(), "K and V caches differ in layout"
+    assert k_cache.stride(3) == 1, "D must be contiguous"
+    assert block_ids.is_contiguous(), "block ids must be contiguous"
+    num_keys = len(block_ids) * block_size
+    k, v = (
+        torch.empty((num_kv_heads, num_keys, head_dim), dtype=k_cache.dtype, device=k_cache.device)
+        for _ in range(2)
+    )
+    _gather_kv_kernel[(len(block_ids), num_kv_heads)](
+        k_cache,
+        v_cache,
+        block_ids,
+        k,
+        v,
+        num_keys,
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        P=block_size,
+        D=head_dim,
+        P_POW2=triton.next_power_of_2(block_size),
+        D_POW2=triton.next_power_of_2(head_dim),
+        num_warps=4,
+    )
+    return k.transpose(0, 1), v.transpose(0, 1)

@@ -171,6 +171,11 @@ def store_kv(
     v_cache[block, offset] = v.to(v_cache.dtype)
 
 
+def gather_kv(k_cache: Tensor, v_cache: Tensor, block_ids: Tensor) -> tuple[Tensor, Tensor]:
+    k, v = (cache[block_ids.long()].flatten(0, 1) for cache in (k_cache, v_cache))
+    return k, v
+
+
 def quantise(x: Tensor, scales: Tensor) -> Tensor:
     """The bits of x / scale in float8_e4m3fn, rounded to the nearest, ties to even.
 

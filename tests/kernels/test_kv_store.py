@@ -48,6 +48,13 @@ def check_shape(
     for got, want in zip(ours, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
+    ours = tuple(torch.randn(got.shape).to(device, dtype) for got in ours)
+    if heads_first:  # in memory, too
+        ours = tuple(got.transpose(1, 2).contiguous().transpose(1, 2) for got in ours)
+    ids = torch.tensor([2, 0, 2, 1], dtype=torch.int32, device=device)
+    got, want = kv_store.gather_kv(*ours, ids), reference.gather_kv(*ours, ids)
+    assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
 
 @needs_triton
 @pytest.mark.interpret
