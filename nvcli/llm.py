@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.engine.output_stream import OutputStream
 from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError, TokenizerError
+from nvcli.heap import frozen_heap
 from nvcli.text.prompts import Prompt, are_messages, as_batch, as_token_ids
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 
@@ -249,6 +250,7 @@ class LLM:
         deltas = self.stream(messages, params, enable_thinking=enable_thinking, tools=tools)
         return fold_outputs(list(deltas))
 
+    @frozen_heap()
     def generate(
         self,
         prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],

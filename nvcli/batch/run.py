@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from nvcli.batch.admission import Waves
 from nvcli.batch.engine import max_num_seqs
 from nvcli.batch.feed import Failed, Fed, Feed, FeedEnd, Prepared, Preparer, Warned, failure_of
-from nvcli.batch.heap import frozen_heap
 from nvcli.batch.options import Order
 from nvcli.batch.running import Running
 from nvcli.batch.signals import Wish, handle_signals
@@ -37,6 +36,7 @@ from nvcli.errors import (
     TerminatedRunError,
     UsageError,
 )
+from nvcli.heap import frozen_heap
 from nvcli.types import FinishReason, RequestOutput
 
 if TYPE_CHECKING:

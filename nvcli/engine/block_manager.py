@@ -125,11 +125,14 @@ class BlockManager:
         """
         found: list[int] = []
         if self.enable_prefix_caching:
-            for index in range(seq.num_tokens // self.block_size):
-                block = self._block_of.get(self._digest(seq, index))
-                if block is None:
-                    break
-                found.append(block)
+            num_full = seq.num_tokens // self.block_size
+            while len(found) < num_full:
+                first, count = len(found), min(num_full, 2 * len(found) + 1)  # a miss names few
+                for digest in self._names(seq, count)[first:count]:
+                    block = self._block_of.get(digest)
+                    if block is None:
+                        return found
+                    found.append(block)
         return found
 
     def num_taken_by(self, matched: list[int], num_tokens: int) -> int:
@@ -189,8 +192,9 @@ class BlockManager:
         num_full = num_tokens // self.block_size
         if num_full <= seq.num_hashed_blocks:
             return named  # nearly always
+        names = self._names(seq, num_full)
         for index in range(seq.num_hashed_blocks, num_full):
-            block, digest = seq.block_table[index], self._digest(seq, index)
+            block, digest = seq.block_table[index], names[index]
             if digest not in self._block_of:
                 self._block_of[digest] = block
                 self._digests[block] = digest
@@ -208,23 +212,21 @@ class BlockManager:
         del self._block_of[digest]
         self._digests[block] = None
 
-    def _digest(self, seq: Sequence, index: int) -> bytes:
-        """The name of the sequence's block `index`, computed once and kept with the sequence."""
-        hashes, size = seq.block_hashes, self.block_size
-        while len(hashes) <= index:
-            if hashes:
-                parent = hashes[-1]
-            elif seq.cache_salt is None:
-                parent = b""
-            else:
-                parent = blake2b(
-                    seq.cache_salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE
-                ).digest()
-            tokens = seq.known_tokens(len(hashes) * size, (len(hashes) + 1) * size)
-            assert len(tokens) == size, "only a full block of known tokens has a name"
-            data = parent + array("i", tokens).tobytes()
-            hashes.append(blake2b(data, digest_size=DIGEST_SIZE).digest())
-        return hashes[index]
+    def _names(self, seq: Sequence, count: int) -> list[bytes]:
+        """Of the sequence's first `count` full blocks at least: computed once, kept with it."""
+        names, size = seq.block_hashes, self.block_size
+        if len(names) >= count:
+            return names
+        first = len(names) * size
+        tokens = array("i", seq.known_tokens(first, count * size))
+        assert len(tokens) == count * size - first, "only a full block of known tokens has a name"
+        data = tokens.tobytes()
+        width = size * tokens.itemsize
+        parent = names[-1] if names else _salt(seq.cache_salt)
+        for at in range(0, len(data), width):
+            parent = blake2b(parent + data[at : at + width], digest_size=DIGEST_SIZE).digest()
+            names.append(parent)
+        return names
 
     # --- integrity -------------------------------------------------------------------------------
 
@@ -242,3 +244,10 @@ class BlockManager:
         assert sorted(queued) == free, "the queue is not the set of free blocks"
         named = {digest: block for block, digest in enumerate(self._digests) if digest is not None}
         assert named == self._block_of, "names and blocks disagree"
+
+
+def _salt(text: str | None) -> bytes:
+    """What the name of a first block begins with."""
+    if text is None:
+        return b""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()

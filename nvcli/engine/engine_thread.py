@@ -141,7 +141,7 @@ class EngineThread:
     def _add(self, request: Request, sink: Sink) -> None:
         open_indices = set(range(request.params.n))
         try:
-            self._engine.add(request)
+            self._engine.add(request, is_valid=True)
         except NvcliError as error:
             sink(error_outputs(request.request_id, open_indices, error))
         except Exception as exc:  # a bug of ours: this request tells of it, then the thread ends

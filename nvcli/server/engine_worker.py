@@ -19,9 +19,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from nvcli.batch.heap import frozen_heap
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineError, NvcliError
+from nvcli.heap import frozen_heap
 from nvcli.server.wire import encode, pack_output, pack_stats, read_frame
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvcli.batch.heap import frozen_heap
 from nvcli.errors import NvcliError, UsageError
+from nvcli.heap import frozen_heap
 from nvcli.server.app import create_app
 from nvcli.server.hangup import Hangup
 

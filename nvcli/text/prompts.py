@@ -26,7 +26,7 @@ def are_messages(prompt: object) -> bool:
 def as_token_ids(prompt: object) -> list[int]:
     """Raises `InvalidParameterError` for what are no numbers."""
     try:
-        return [operator.index(token_id) for token_id in cast("Iterable[int]", prompt)]
+        return list(map(operator.index, cast("Iterable[int]", prompt)))
     except TypeError as error:
         raise InvalidParameterError(
             f"the prompt must be text, messages or token ids, got {type(prompt).__name__}",

@@ -169,7 +169,7 @@ def test_an_engine_that_dies_while_adding_tells_that_request_too(
 ) -> None:
     engine = make_engine()
 
-    def broken_add(request: Request) -> None:
+    def broken_add(request: Request, *, is_valid: bool) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(engine, "add", broken_add)

@@ -1,4 +1,4 @@
-"""Garbage collection while a run or a server lasts: what was loaded before is left out of it.
+"""Garbage collection while a call, a run or a server lasts: what came before is left out of it.
 
 A full pass walks all that torch and the tokenizer brought, holds the interpreter meanwhile - the
 engine's thread too - and finds nothing; records and requests that come and go make for many.
@@ -15,19 +15,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _THRESHOLDS = (20_000, 20, 50)  # Python's: 700, 10, 10 and 25 % more
+_is_frozen = False
 
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Does nothing outside the main thread: then the process belongs to somebody else."""
-    if threading.current_thread() is not threading.main_thread():
+    """Does nothing outside the main thread, where the process belongs to somebody else, nor inside
+    another one.
+    """
+    global _is_frozen
+    if _is_frozen or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
+    _is_frozen = True
     try:
         yield
     finally:
+        _is_frozen = False
         gc.set_threshold(*before)
         gc.unfreeze()
