@@ -8,6 +8,8 @@ import os
 import resource
 from typing import Any
 
+from nvcli.engine.buckets import decode_buckets
+
 SPARE_HANDLES = 64  # files, sockets and libraries a server has open beside its streams
 HANDLES_PER_STREAM = 1
 
@@ -114,9 +116,6 @@ def safe_slots(load: float) -> int:
     return math.ceil(load + 3 * math.sqrt(load))
 
 
-def graph_size(slots: int, sizes: tuple[int, ...] = (1, 2, 4)) -> int:
-    """Rounded up to a size that is captured as a CUDA graph: 1, 2, 4, then every 8."""
-    for size in sizes:
-        if slots <= size:
-            return size
-    return -(-slots // 8) * 8
+def graph_size(slots: int) -> int:
+    """Rounded up to a batch that is captured as a CUDA graph whatever `max_num_seqs` is."""
+    return next(size for size in decode_buckets(slots + 16) if size >= slots)

@@ -42,6 +42,7 @@ def test_slots_for_a_load() -> None:
     assert safe_slots(21) == 35  # 21 + 3 sqrt(21) = 34.7
     assert graph_size(35) == 40
     assert [graph_size(n) for n in (1, 2, 3, 5, 8, 9)] == [1, 2, 4, 8, 8, 16]
+    assert [graph_size(n) for n in (250, 256, 257, 300)] == [256, 256, 272, 304]  # by 16 there
 
 
 def test_ladder() -> None:
@@ -150,6 +151,32 @@ def test_plan_of_fp8_weights(tmp_path: Path) -> None:
     assert shape("H200").is_fp8
     assert not shape("A100-SXM4-80GB").is_fp8  # where they become bfloat16
     assert shape("A100-SXM4-80GB") == shape("A100-SXM4-80GB", "qwen3-8b")
+
+
+def test_a_plan_for_a_gpu_knows_what_steps_are_padded_to(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Prompts of 0.6B up to 4,096 tokens are captured on CUDA; on a CPU nothing is."""
+    from nvcli.bench.planner import make_plan
+    from nvcli.engine.buckets import Buckets
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"].config()))
+    none = {"dtype": None, "share": None}
+    lengths = {"n_in": 1024, "n_out": 64}
+    model = make_plan(str(tmp_path), gpu="H200", device=None, slots=64, **none, **lengths).model
+    assert model.buckets == Buckets.of(64, model.budget, model.shape.num_params)
+    assert model.buckets.tokens[-1] == 4096
+    on_cpu = make_plan(str(tmp_path), gpu=None, device="cpu", slots=64, **none, **lengths)
+    assert on_cpu.model.buckets is None
+
+    def first_token_ms(in_len: str) -> float:
+        flags = ["--gpu", "H200", "--in-len", in_len, "--out-len", "64", "--json"]
+        points = json.loads(cli("bench", "plan", str(tmp_path), *flags).out)["points"]
+        return float(points[0]["ttft_ms"])
+
+    assert first_token_ms("1025") > 1.15 * first_token_ms("1024")  # 1,280 tokens
+    assert first_token_ms("512:1536") > 1.05 * first_token_ms("1024")  # 1,024 is no mean bucket
 
 
 def test_sweep_finds_the_curve_it_was_made_of(tmp_path: Path) -> None:
