@@ -75,6 +75,8 @@ def run_job(
             found.check(options)
             for text in found.doubts:
                 progress.warn(text)
+            if not found.num_records:
+                progress.warn(f"{options.input} holds no record")
             counts.total = found.num_left
             if not found.num_left and target.existing is not None and target.existing.num_records:
                 target.close()
@@ -202,10 +204,17 @@ def _finish(options: BatchOptions, counts: Counts, target: Target, progress: Sho
     if not failed:
         return 0
     done = counts.num_before + counts.num_written
-    hint = ""
+    text = f"nvcli: {failed:,} of {done:,} records failed"
+    if counts.failure is not None:
+        line, code, message = counts.failure
+        first = ", the first" if counts.num_failed > 1 else ""
+        shown = "".join(c if c.isprintable() else " " for c in message[:200])  # it may quote data
+        text += f"{first} at line {line}: {shown}"
+        if code == "invalid_json" and counts.num_failed == done:
+            text += "; --input-format text takes a line for a prompt"
     if options.output is not None and options.output_format is not OutputFormat.TEXT:
-        hint = "; --retry-errors runs them again"
-    progress.note(f"nvcli: {failed:,} of {done:,} records failed{hint}")
+        text += "; --retry-errors runs them again"
+    progress.note(text)
     return SOME_FAILED
 
 

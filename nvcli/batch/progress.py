@@ -54,6 +54,7 @@ class Counts:
     num_before: int = 0  # records that an earlier run finished
     num_written: int = 0
     num_failed: int = 0
+    failure: tuple[int, str, str] | None = None  # line, code and message of the first in the input
     num_running: int = 0  # in the engine
     num_held: int = 0  # finished, and waiting for those before them
     prompt_tokens: int = 0
@@ -61,6 +62,11 @@ class Counts:
     cached_tokens: int = 0
     pace: Pace = field(default_factory=Pace)
     started: float = field(default_factory=time.monotonic)
+
+    def add_failure(self, line: int, code: str, message: str) -> None:
+        self.num_failed += 1
+        if self.failure is None or line < self.failure[0]:
+            self.failure = (line, code, message)
 
     @property
     def elapsed_s(self) -> float:

@@ -249,7 +249,7 @@ class BatchRun:
         self._counts.completion_tokens += sum(o.usage.completion_tokens for o in group)
 
     def _fail(self, position: int, failure: Failure) -> None:
-        self._counts.num_failed += 1
+        self._counts.add_failure(failure.line, failure.code, failure.message)
         self._emit(position, self._lines.failure(failure))
         limit = self._options.max_errors
         if limit is not None and self._counts.num_failed > limit and self._error is None:

@@ -58,11 +58,25 @@ def test_bad_lines_are_error_records_with_their_line(tmp_path: Path) -> None:
     """B1"""
     lines, ran = run(tmp_path, B1)
     assert ran.code == 4
-    assert "5 of 7 records failed" in ran.err
+    reason = "invalid JSON: Expecting property name enclosed in double quotes (column 2)"
+    retry = "--retry-errors runs them again"
+    assert ran.err == f"nvcli: 5 of 7 records failed, the first at line 2: {reason}; {retry}\n"
     assert [line["index"] for line in lines] == list(range(7))
     errors = [line["error"] and line["error"]["line"] for line in lines]
     assert errors == [None, 2, 3, 4, 5, 6, None]
     assert [line["text"] is None for line in lines] == [bool(error) for error in errors]
+
+
+def test_a_wrong_format_and_an_empty_file_are_told(tmp_path: Path) -> None:
+    _, ran = run(tmp_path, ["one", "two"])
+    assert "the first at line 1: invalid JSON" in ran.err
+    assert "; --input-format text takes a line for a prompt; " in ran.err
+    role = {"role": "\x1b[2J\u202e", "content": "x"}
+    ran = run_here(write_lines(tmp_path / "b", [{"messages": [role]}]), tmp_path / "b.jsonl")
+    assert "1 of 1 records failed at line 1: messages[0].role" in ran.err
+    assert not {"\x1b", "\u202e"} & set(ran.err)
+    ran = run_here(write_lines(tmp_path / "c", []), tmp_path / "c.jsonl")
+    assert (ran.code, ran.err) == (0, f"nvcli: {tmp_path / 'c'} holds no record\n")
 
 
 def test_strict_ends_before_the_model_is_loaded(tmp_path: Path) -> None:
