@@ -182,7 +182,7 @@ class OutputProcessor:
                 self._give(state)
 
     def _give(self, state: OutputState) -> None:
-        if not state.may_wait or self._route(state):
+        if state.num_routed_tokens >= _num_read(state) or self._route(state):
             self._emit(state)
 
     def _route(self, state: OutputState) -> bool:

@@ -483,8 +483,9 @@ def test_a_stop_string_ends_a_stream_before_its_turn(tokenizer: Tokenizer) -> No
     assert end - first == len(tokenizer.encode("abababab")) - 1
 
 
+@pytest.mark.parametrize("logprobs", [None, 0])
 def test_thinking_is_closed_on_demand_while_its_text_waits_for_its_turn(
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer, logprobs: int | None
 ) -> None:
     think = tokenizer.think_id
     assert think is not None
@@ -495,7 +496,7 @@ def test_thinking_is_closed_on_demand_while_its_text_waits_for_its_turn(
         request = Request(
             request_id=str(i),
             prompt_token_ids=tokenizer.encode("<|im_start|>assistant\n"),
-            params=SamplingParams(max_tokens=40),
+            params=SamplingParams(max_tokens=40, logprobs=logprobs),
             is_chat=True,
         )
         engine.add(request)
@@ -510,3 +511,7 @@ def test_thinking_is_closed_on_demand_while_its_text_waits_for_its_turn(
         assert whole.token_ids.count(tokenizer.end_think_id) == 1
         assert whole.usage.reasoning_tokens <= 10
         assert whole.reasoning == "a" * whole.usage.reasoning_tokens
+    for output in outputs:
+        if output.logprobs is not None:
+            assert output.content_flags is not None
+            assert len(output.logprobs) == len(output.content_flags) == len(output.token_ids)
