@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.rows import write_row
 from benchmarks.serve_load import prompts_of, write_random
 from benchmarks.simulated import PREFILL_TOKEN_S, SimulatedRunner, SimulatedTicket
-from nvcli.batch.heap import frozen_heap
 from nvcli.config import EngineConfig
 from nvcli.engine import model_runner
 from nvcli.engine.engine import Request
 from nvcli.engine.step import StepResult
+from nvcli.heap import frozen_heap
 from nvcli.llm import LLM
 from nvcli.server.engine_worker import Worker
 from nvcli.server.wire import FrameReader, encode

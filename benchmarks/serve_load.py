@@ -204,8 +204,8 @@ def main() -> None:
 
     from benchmarks.rows import write_row
     from benchmarks.simulated import install
-    from nvcli.batch.heap import frozen_heap
     from nvcli.config import EngineConfig
+    from nvcli.heap import frozen_heap
     from nvcli.llm import LLM
     from nvcli.server.app import create_app
     from nvcli.server.config import ServerConfig
