@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import sys
 import tempfile
@@ -158,6 +159,8 @@ def main() -> None:
         config={key: value for key, value in vars(args).items() if key != "passes"},
         peer="LLM.generate, same process",
     )
+    sys.stdout.flush()
+    os._exit(0)  # at the end of the socket the worker would end its process as a failed one
 
 
 def one_pass(
