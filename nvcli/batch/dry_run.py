@@ -21,6 +21,7 @@ from nvcli.batch.records import Failure, Record, identify, parse_record
 from nvcli.batch.rows import read_rows
 from nvcli.batch.spelling import Teller
 from nvcli.errors import NvcliError
+from nvcli.text.words import counted
 
 if TYPE_CHECKING:
     from nvcli.batch.options import BatchOptions
@@ -78,7 +79,8 @@ class DryRun:
         """For people."""
         num_bad = sum(self.codes.values())
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.most_common())
-        out = [f"{path}: {self.num_records:,} records, {self.num_good:,} good, {num_bad:,} bad"]
+        records = counted(self.num_records, "record")
+        out = [f"{path}: {records}, {self.num_good:,} good, {num_bad:,} bad"]
         if kinds:
             out.append(f"kinds: {kinds}")
         for failure in self.bad:

@@ -23,6 +23,7 @@ from nvcli.repl.screen import visible
 from nvcli.repl.shell import not_saved
 from nvcli.repl.store import call_json
 from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, discard_typed, run_calls
+from nvcli.text.words import counted
 from nvcli.types import FinishReason, Message, RequestOutput, fold_outputs
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def answer_once(options: ChatOptions, screen: Screen, text: str) -> None:
         raise RequestError(output.error or "the request failed")
     if options.fail_on_length and output.finish_reason is FinishReason.LENGTH:
         raise RequestError(
-            f"the answer was cut after {output.usage.completion_tokens} tokens",
+            f"the answer was cut after {counted(output.usage.completion_tokens, 'token')}",
             hint="Raise --max-tokens or --max-model-len.",
         )
     if options.extract is not None:
@@ -288,4 +289,4 @@ def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
         print_text(dump_json({"model": name, "prompt": prompt, "prompt_tokens": count}))
         return
     print_text(visible(prompt).removesuffix("\n"))
-    screen.write_err(f"{count} tokens\n", dim=True)
+    screen.write_err(f"{counted(count, 'token')}\n", dim=True)

@@ -21,6 +21,7 @@ from nvcli.cli.prompt_input import (
 from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import UsageError
 from nvcli.repl.screen import visible
+from nvcli.text.words import counted
 from nvcli.types import Message
 
 
@@ -75,7 +76,7 @@ def tokens(
     if takes_stdin:
         raw = read_stdin(screen.warn, screen.note)
     blocks = read_files(file or [], screen.warn)
-    counted = join_parts(raw, "", blocks) if blocks else raw
+    text = join_parts(raw, "", blocks) if blocks else raw
 
     from nvcli.cli.models import find_local
     from nvcli.text import Tokenizer
@@ -83,21 +84,21 @@ def tokens(
     name = DEFAULT_MODEL if model is None else model
     tokenizer = Tokenizer.from_folder(find_local(name))
     if chat:
-        messages = [Message("user", counted)]
+        messages = [Message("user", text)]
         if system is not None:
             messages.insert(0, Message("system", text_or_file(system, screen.warn)))
         token_ids = tokenizer.encode_chat(messages, enable_thinking=think is not False)
-        counted = tokenizer.render(messages, enable_thinking=think is not False)
+        text = tokenizer.render(messages, enable_thinking=think is not False)
     else:
-        token_ids = tokenizer.encode(counted)
+        token_ids = tokenizer.encode(text)
     if json:
-        found: dict[str, Any] = {"model": name, "count": len(token_ids), "text": counted}
+        found: dict[str, Any] = {"model": name, "count": len(token_ids), "text": text}
         print_text(dump_json({**found, "ids": token_ids}))
     elif ids:
         print_text(" ".join(map(str, token_ids)))
     elif show:
-        print_text(visible(counted).removesuffix("\n"))
-        screen.write_err(f"{len(token_ids)} tokens\n", dim=True)
+        print_text(visible(text).removesuffix("\n"))
+        screen.write_err(f"{counted(len(token_ids), 'token')}\n", dim=True)
     else:
         print_text(str(len(token_ids)))
 

@@ -43,6 +43,6 @@ def open_tools(options: ChatOptions, screen: Screen, stack: contextlib.ExitStack
     if unknown:
         raise UsageError(
             f"--allow-tool {min(unknown)}: there is no such tool",
-            hint=f"There are {', '.join(box.names) or 'none'}.",
+            hint=f"Known: {', '.join(box.names) or 'none'}.",
         )
     return box

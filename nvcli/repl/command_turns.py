@@ -19,6 +19,7 @@ from nvcli.repl.settings import parse_setting
 from nvcli.repl.shell import choose, first_line, is_number, no_arguments, number
 from nvcli.repl.store import SessionFile, new_name
 from nvcli.repl.wrap import cells
+from nvcli.text.words import counted
 from nvcli.types import FinishReason
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def edit(shell: Shell, arguments: str) -> None:
     if shell.edit is None:
         raise UsageError("there is no editor here")
     if not 1 <= count <= len(turns):
-        raise UsageError(f"cannot go back {count}: the conversation has {len(turns)} turns")
+        have = counted(len(turns), "turn")
+        raise UsageError(f"cannot go back {count}: the conversation has {have}")
     text = shell.edit(turns[-count].user).strip("\n")
     if not text.strip():
         raise UsageError("the message is empty; nothing was changed")

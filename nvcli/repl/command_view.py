@@ -246,9 +246,7 @@ def tools(shell: Shell, arguments: str) -> None:
     if arguments:
         choose(word, ("allow", "ask"), "tools")
         if name != "*" and name not in box.names:
-            raise UsageError(
-                f"there is no tool {name!r}", hint=f"There are {', '.join(box.names)}."
-            )
+            raise UsageError(f"there is no tool {name!r}", hint=f"Known: {', '.join(box.names)}.")
         change = shell.allowed_tools.add if word == "allow" else shell.allowed_tools.discard
         change(name)
     lines = []

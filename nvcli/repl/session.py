@@ -17,6 +17,7 @@ from nvcli.repl.numbers import ended_now
 from nvcli.repl.screen import repair
 from nvcli.repl.settings import parse_setting
 from nvcli.repl.store import SessionFile
+from nvcli.text.words import counted
 from nvcli.types import (
     FinishReason,
     Message,
@@ -268,7 +269,7 @@ class Session:
     def undo(self, count: int = 1) -> list[Turn]:
         """Take the last `count` turns back; returns them. Raises `UsageError` for too many."""
         if not 1 <= count <= len(self.turns):
-            have = f"{len(self.turns)} turn{'' if len(self.turns) == 1 else 's'}"
+            have = counted(len(self.turns), "turn")
             raise UsageError(f"cannot undo {count}: the conversation has {have}")
         taken = self.turns[-count:]
         del self.turns[-count:]

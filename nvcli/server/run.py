@@ -26,6 +26,7 @@ from nvcli.errors import NvcliError, UsageError
 from nvcli.heap import frozen_heap
 from nvcli.server.app import create_app
 from nvcli.server.hangup import Hangup
+from nvcli.text.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -212,11 +213,13 @@ class _Server:
     async def _drain(self) -> None:
         state = self._app.state
         if state.num_requests:
-            self._note(f"draining {state.num_requests} requests; a second signal ends at once")
+            self._note(
+                f"draining {counted(state.num_requests, 'request')}; a second signal ends at once"
+            )
         if state.batches is not None:
             await asyncio.to_thread(state.batches.stop)
         if not await state.drain(self.config.drain_timeout):
-            self._note(f"{state.num_requests} requests did not end in time")
+            self._note(f"{counted(state.num_requests, 'request')} did not end in time")
 
     def remove_files(self) -> None:
         paths = list(self._paths)

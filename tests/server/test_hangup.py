@@ -137,7 +137,7 @@ def ask_until_drained(
     with process.client() as other:
         process.wait_for(lambda: is_open in other.get("/metrics").text)
         drain()
-        process.wait_for(lambda: "draining 1 requests" in process.text)
+        process.wait_for(lambda: "draining 1 request;" in process.text)
     gate.touch()
     thread.join(PATIENCE_S)
     return replies[0]

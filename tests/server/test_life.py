@@ -121,7 +121,7 @@ def test_the_drain_has_a_timeout(start: Start) -> None:
         code, out = process.end()
         thread.join()
     assert code == 0
-    assert "1 requests did not end in time" in out
+    assert "1 request did not end in time" in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
