@@ -97,7 +97,7 @@ class FakeEngine:
                 if not 0 <= token_id < VOCABULARY:
                     raise InvalidParameterError(f"{name} holds token id {token_id}", param=name)
 
-    def add(self, request: Any) -> None:
+    def add(self, request: Any, *, is_valid: bool = False) -> None:
         if self.keeps_log:
             self.admitted.append(request.request_id)
         for index in range(request.params.n):
