@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nvcli.cluster import actors as cluster_actors
 from nvcli.cluster.replicated_engine import ReplicatedEngine
 from nvcli.engine.engine import Request
 from nvcli.types import FinishReason, RequestOutput, SamplingParams
@@ -40,6 +41,12 @@ class Weights:
 @pytest.fixture
 def weights(tmp_path: Path) -> Weights:
     return Weights(tmp_path / "weights.json")
+
+
+@pytest.fixture
+def all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a place that might become free: none does."""
+    monkeypatch.setattr(cluster_actors, "_ROOM_S", 0.0)
 
 
 def actors(engine: ReplicatedEngine) -> list[Any]:
@@ -109,9 +116,11 @@ def counted(engine: ReplicatedEngine) -> int:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_request_is_answered_while_all_replicas_are_replaced(
-    make: Make, weights: Weights, count: int
+    make: Make, weights: Weights, count: int, request: pytest.FixtureRequest
 ) -> None:
     """Two replicas leave one of three places free, three none."""
+    if count == 3:
+        request.getfixturevalue("all_taken")
     notes: list[str] = []
     engine = make(count, notes, weights=str(weights.path), delay_s=0.002)
     before = actors(engine)
@@ -178,6 +187,7 @@ def test_a_new_replica_that_cannot_load_leaves_the_old_ones(make: Make, weights:
     assert versions(engine) == {NEW}
 
 
+@pytest.mark.usefixtures("all_taken")
 def test_without_room_a_place_that_cannot_be_filled_stays_empty_and_is_filled_later(
     make: Make, weights: Weights
 ) -> None:
@@ -195,6 +205,7 @@ def test_without_room_a_place_that_cannot_be_filled_stays_empty_and_is_filled_la
     assert notes[2] == "replica 1 of 3 is new"
 
 
+@pytest.mark.usefixtures("all_taken")
 def test_the_only_replica_without_room_is_left_alone(make: Make, weights: Weights) -> None:
     others = make(2)
     notes: list[str] = []
