@@ -56,7 +56,7 @@ def generate(
             if i == 5:
                 prompt = prefix[:64]  # found in the cache to its last token
             params = SamplingParams(temperature=0.8 * (i % 2), logprobs=1)
-            core.add(Sequence(10 * wave + i, prompt, params, 4 + 2 * i, seed=i))
+            core.add(Sequence(10 * wave + i, prompt, params, 4 + i, seed=i))
         while core.has_unfinished:
             core.step()
     return [found[i] for i in sorted(found)], core.scheduler

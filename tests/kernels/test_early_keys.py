@@ -80,7 +80,9 @@ class Case:
     scales: Tensor | None
     newest: list[tuple[int, int]]  # block and offset of each row's newest key
 
-    def run(self, *, early: bool) -> Tensor:
+    def run(self, *, early: bool, is_repeated: bool = True) -> Tensor:
+        """Repeated: what the first run leaves does not change the second, and on a GPU no race is
+        seen."""
         from nvcli.kernels import attention_plan
         from nvcli.kernels.triton_attention import TritonAttention
 
@@ -89,7 +91,8 @@ class Case:
         with early_keys(early):
             args = (self.q, self.k, self.v, self.batch, self.q.shape[2] ** -0.5, self.scales)
             got = backend.forward(*args)
-            assert torch.equal(got, backend.forward(*args)), "a race: two runs differ"
+            if is_repeated:
+                assert torch.equal(got, backend.forward(*args)), "two runs differ"
         assert isinstance(self.batch.plan, attention_plan.RowPlan) == early
         assert not any(counters.any() for counters in backend._counters)
         return got
@@ -191,7 +194,7 @@ def check_what_is_read_before_the_wait(
     from nvcli.kernels.prepare import BLOCK_SHIFT, READS_NEW
 
     case = make(keys, heads)
-    want = case.run(early=False)
+    want = case.run(early=False, is_repeated=False)
     rows, table, block_size = case.batch.rows, case.batch.block_table, heads[3]
     assert rows is not None
     if is_flagged:
@@ -224,22 +227,31 @@ def check_what_is_read_before_the_wait(
         table.copy_(right_table)
 
     with waits(spoil, mend) as counts:
-        got = case.run(early=True)
+        got = case.run(early=True, is_repeated=False)
     assert torch.equal(got, want)
     # Programs without work end before the wait; one of them that waits is enough.
     assert set(counts) <= {0, 2 if is_flagged else 1}
     assert any(counts)
 
 
+def check_equal_to_planned(
+    name: str, heads: tuple[int, int, int, int], *, has_fp8: bool = False
+) -> None:
+    case = make(CASES[name], heads, has_fp8=has_fp8)
+    is_repeated = name == "ragged"  # programs run one after the other here
+    early, planned = (
+        case.run(early=is_early, is_repeated=is_repeated) for is_early in (True, False)
+    )
+    assert torch.equal(early, planned)
+
+
 def check_all_in_the_interpreter() -> None:
-    for keys in CASES.values():
+    for name in CASES:
         for heads in HEADS:
-            case = make(keys, heads)
-            assert torch.equal(case.run(early=True), case.run(early=False))
+            check_equal_to_planned(name, heads)
     for name in ("ragged", "newest begins a block", "padding"):
         for heads in HEADS[:2]:
-            case = make(CASES[name], heads, has_fp8=True)
-            assert torch.equal(case.run(early=True), case.run(early=False))
+            check_equal_to_planned(name, heads, has_fp8=True)
     for name in ("ragged", "padding", "newest begins a chunk"):
         check_what_is_read_before_the_wait(CASES[name], HEADS[0])
         check_what_is_read_before_the_wait(CASES[name], HEADS[0], is_flagged=True)
