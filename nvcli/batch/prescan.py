@@ -64,7 +64,9 @@ class Prescan:
             more = f" ({self.num_bad} bad records in all)" if self.num_bad > 1 else ""
             hint = "Without --strict a bad record becomes an error record."
             if first.code == "unknown_field":
-                hint = "Without --strict this is a warning; what --echo names is data."
+                hint = "Without --strict this is a warning."
+                if first.kind is not Kind.OPENAI:
+                    hint = f"{hint} What --echo names is data."
             raise UsageError(
                 f"{options.input}, line {first.line}: {first.message}{more}", hint=hint
             )
@@ -126,13 +128,13 @@ class _Bodies:
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
-        self._seen: set[frozenset[str]] = set()
+        self._seen: set[int] = set()  # hashes: a key may be long
 
     def doubts(self, row: Row, identity: Identity) -> tuple[Doubt, ...]:
         body = row.value.get("body")
         if not isinstance(body, dict):
             return ()
-        keys = frozenset((*body, str(row.value.get("url"))))
+        keys = hash(frozenset((*body, str(row.value.get("url")))))
         if keys in self._seen or len(self._seen) >= MAX_KEY_SETS:
             return ()
         self._seen.add(keys)

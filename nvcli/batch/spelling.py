@@ -28,6 +28,7 @@ _WITH_PROMPT = _WITH_MESSAGES | {"prompt", "system", "raw"}
 MAX_TOLD = 20
 _CLOSE = 0.88  # of difflib: temprature, frequency_penality; neither num_tokens nor reason
 _SHORT = 5  # letters of a field up to which only its own letters count: speed is not seed
+_LONG = 64  # letters; no field has so many
 _ELSEWHERE = {
     "max_new_tokens": "max_tokens",
     "max_output_tokens": "max_tokens",
@@ -65,13 +66,13 @@ class Teller:
 def unread(fields: Iterable[str]) -> tuple[Doubt, ...]:
     """fields: those of an OpenAI line's body that nobody has read."""
     return tuple(
-        Doubt(name, f"{name[:64]!r} in body is no known field and changes nothing{_hint(name)}")
+        Doubt(name, f"{name[:_LONG]!r} in body is no known field and changes nothing{_hint(name)}")
         for name in fields
     )
 
 
 def _hint(name: str) -> str:
-    found = meant(name)
+    found = meant(name[:_LONG])
     return "" if found is None else f"; the field is called {found}"
 
 
@@ -82,14 +83,14 @@ def misspelt(
     doubts = []
     known = _WITH_MESSAGES if has_messages else _WITH_PROMPT
     for key in value:
-        if key in known:
+        if key in known or key in data or len(key) > _LONG:
             continue
-        name = None if key in data else meant(key)
+        name = meant(key)
         if name is None or (name != key and name in value) or not _would_do(name, value[key]):
             continue
-        text = f"{key[:64]!r} is taken as data of the record; the field is called {name}"
+        text = f"{key!r} is taken as data of the record; the field is called {name}"
         if name == "system" and has_messages:
-            text = f"{key[:64]!r} counts beside a prompt only; put it into the messages"
+            text = f"{key!r} counts beside a prompt only; put it into the messages"
         doubts.append(Doubt(key, text))
     return tuple(doubts)
 
@@ -113,7 +114,7 @@ def meant(key: str) -> str | None:
     found = _BY_LETTERS.get(_letters(key))
     if found is None:
         longer = [name for name in _FIELDS if len(name) > _SHORT]
-        near = difflib.get_close_matches(key[:64].lower(), longer, n=1, cutoff=_CLOSE)
+        near = difflib.get_close_matches(key.lower(), longer, n=1, cutoff=_CLOSE)
         found = near[0] if near else None
     return found
 

@@ -132,7 +132,7 @@ def test_strict_refuses(tmp_path: Path) -> None:
         UsageError, match=r"line 2: 'temprature' .*\(4 bad records in all\)"
     ) as caught:
         run_here(source, tmp_path / "out.jsonl", is_strict=True, engine_bug="never loaded")
-    assert caught.value.hint == "Without --strict this is a warning; what --echo names is data."
+    assert caught.value.hint == "Without --strict this is a warning. What --echo names is data."
     assert not (tmp_path / "out.jsonl").exists()
     with source.open("rb") as file:
         ran = run_process("-", "--strict", stdin=file)

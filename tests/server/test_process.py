@@ -195,6 +195,15 @@ def test_a_bug_where_outputs_are_sent_ends_the_process(start: Start) -> None:
     assert served.client.get("/health").status_code == 503
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_of_the_whole_group_are_the_parents(start: Start, number: int) -> None:
+    """Ctrl-C and a terminal that closes reach every process; the server still drains."""
+    served = start()
+    os.kill(served.llm.pid, number)
+    assert served.chat()["choices"][0]["message"]["content"]
+    assert served.llm.is_alive
+
+
 def test_a_killed_engine_ends_requests_and_health(start: Start) -> None:
     served = start("x" * 400, delay_s=0.2)
     text = ""
