@@ -6,11 +6,12 @@ engine. Values that depend on the model or the device stay None here and are set
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from nvcli.errors import UsageError
+from nvcli.errors import UsageError, meant
 from nvcli.types import MAX_INT, MAX_SEED
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ class EngineConfig:
     """Seeds requests that name no seed of their own; None: fresh entropy."""
 
     def __post_init__(self) -> None:
+        model: object = self.model
+        if isinstance(model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(model))
+        elif not isinstance(model, str):
+            raise UsageError(f"model must be text or a path, got {model!r}", param="model")
         self._check_choice("device", self.device, get_args(DeviceName))
         self._check_choice("dtype", self.dtype, get_args(DTypeName))
         self._check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDTypeName))
@@ -124,7 +130,9 @@ class EngineConfig:
         known = {f.name for f in fields(cls)}
         for name in options:
             if name not in known:
-                raise UsageError(f"there is no engine option {name!r}", param=name)
+                raise UsageError(
+                    f"there is no engine option {name!r}", hint=meant(name, known), param=name
+                )
         return cls(**{k: v for k, v in options.items() if v is not None})
 
     def replace(self, **changes: Any) -> Self:

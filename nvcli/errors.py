@@ -9,7 +9,11 @@ Assertions are for our own invariants; anything a user can cause raises one of t
 
 from __future__ import annotations
 
-from typing import ClassVar
+import difflib
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class NvcliError(Exception):
@@ -141,6 +145,12 @@ class EngineClosedError(EngineError):
 
     http_status = 503
     code = "engine_closed"
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """A hint for a name that is none of the `known`, where one of them is close."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"Did you mean {near[0]!r}?" if near else None
 
 
 # --- ends that are not failures ------------------------------------------------------------------

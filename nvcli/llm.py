@@ -19,13 +19,20 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.engine.output_stream import OutputStream
-from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError, TokenizerError
+from nvcli.errors import (
+    EngineClosedError,
+    InvalidParameterError,
+    RequestError,
+    TokenizerError,
+    meant,
+)
 from nvcli.heap import frozen_heap
 from nvcli.text.prompts import Prompt, are_messages, as_batch, as_token_ids
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
     from types import TracebackType
 
     from nvcli.engine.engine import EngineStats, Request
@@ -48,7 +55,11 @@ class LLM:
     """Raises `ModelError`s while loading and `RequestError`s from the calls."""
 
     def __init__(
-        self, model: str | None = None, *, config: EngineConfig | None = None, **options: Any
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        config: EngineConfig | None = None,
+        **options: Any,
     ) -> None:
         """Load a model.
 
@@ -170,7 +181,9 @@ class LLM:
         known = SamplingParams.__dataclass_fields__
         for name in overrides:
             if name not in known:
-                raise InvalidParameterError(f"there is no sampling parameter {name!r}", param=name)
+                raise InvalidParameterError(
+                    f"there is no sampling parameter {name!r}", hint=meant(name, known), param=name
+                )
         values: dict[str, Any] = {}
         if self.config.generation_config == "auto":
             values = {**THINKING_SAMPLING, **self.model_config.sampling_defaults}
@@ -243,6 +256,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> RequestOutput:
         """Answer a conversation. Raises `InvalidParameterError` when `params.n` is not 1."""
+        _check_params(params)
         if params is not None and params.n != 1:
             raise InvalidParameterError(
                 f"chat gives one answer, n is {params.n}", hint="Use stream.", param="n"
@@ -272,6 +286,8 @@ class LLM:
             raise InvalidParameterError(
                 f"there are {len(batch)} prompts and {len(each)} params", param="params"
             )
+        for prompt_params in each:
+            _check_params(prompt_params)
         finished: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
         results: dict[str, list[RequestOutput]] = {}
         num_open = 0
@@ -329,6 +345,7 @@ class LLM:
         """
         from nvcli.engine.engine import Request
 
+        _check_params(params)
         if isinstance(tools, str) or not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise InvalidParameterError("tools must be a list of mappings", param="tools")
         is_chat = False
@@ -430,6 +447,15 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _check_params(params: object) -> None:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise InvalidParameterError(
+            f"params must be SamplingParams, got {type(params).__name__}",
+            hint="Make them with llm.sampling(temperature=0).",
+            param="params",
+        )
 
 
 def _unit_vector(data: bytes) -> tuple[float, ...]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 
+import nvcli
 from nvcli import LLM, Message
 from nvcli.config import EngineConfig
 from nvcli.errors import InvalidParameterError, UsageError
@@ -41,6 +44,31 @@ def test_prompts_of_every_kind_of_sequence(llm: LLM) -> None:
         assert llm.generate(prompt, GREEDY)[0].token_ids == expected  # type: ignore[arg-type]
     several = llm.generate((p for p in ("Once there was", ids)), GREEDY)  # type: ignore[arg-type]
     assert [o.token_ids for o in several] == [expected, expected]
+
+
+def test_a_model_may_be_a_path() -> None:
+    folder = Path(nvcli.__file__).parent / "demo"
+    assert EngineConfig(model=folder).model == str(folder)  # type: ignore[arg-type]
+    with LLM(folder, device="cpu") as demo:
+        assert demo.model_name == str(folder)
+
+
+def test_params_that_are_none_are_refused(llm: LLM) -> None:
+    wrong: Any = {"temperature": 0}
+    for call in (llm.chat, llm.stream, llm.generate):
+        with pytest.raises(InvalidParameterError, match=r"params must be SamplingParams, got dict"):
+            call("hi", wrong)  # type: ignore[operator]
+    with pytest.raises(InvalidParameterError, match="SamplingParams"):
+        llm.generate(["a", "b"], [GREEDY, wrong])
+
+
+def test_misspelt_names_are_told(llm: LLM) -> None:
+    with pytest.raises(InvalidParameterError) as caught:
+        llm.sampling(temprature=1)
+    assert caught.value.hint == "Did you mean 'temperature'?"
+    with pytest.raises(UsageError) as told:
+        LLM("demo", max_model_length=64)
+    assert told.value.hint == "Did you mean 'max_model_len'?"
 
 
 @pytest.mark.parametrize("prompt", [5, None, [1.0, 2.0], [None], object()])
