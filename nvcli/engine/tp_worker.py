@@ -25,7 +25,7 @@ _PARENT_INTERVAL_S = 0.5
 def main() -> NoReturn:
     pipe = Connection(int(sys.argv[1]))
     _die_with_parent(int(sys.argv[2]))
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the group; rank 0 decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # to the group; rank 0 decides
         signal.signal(number, signal.SIG_IGN)
     try:
         _work(pipe, pickle.loads(pipe.recv_bytes()))
