@@ -15,25 +15,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _THRESHOLDS = (20_000, 20, 50)  # Python's: 700, 10, 10 and 25 % more
-_is_frozen = False
 
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Does nothing outside the main thread, where the process belongs to somebody else, nor inside
-    another one.
+    """Does nothing where something is frozen already, by a run around this or by whoever owns the
+    process, nor outside the main thread, where it belongs to somebody else.
     """
-    global _is_frozen
-    if _is_frozen or threading.current_thread() is not threading.main_thread():
+    if gc.get_freeze_count() or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
-    _is_frozen = True
     try:
         yield
     finally:
-        _is_frozen = False
         gc.set_threshold(*before)
         gc.unfreeze()
