@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _THRESHOLDS = (20_000, 20, 50)  # Python's: 700, 10, 10 and 25 % more
+_OWN_OBJECTS = 2000  # Python 3.12 starts with some hundreds of its own frozen
 
 
 @contextmanager
@@ -22,7 +23,8 @@ def frozen_heap() -> Iterator[None]:
     """Does nothing where something is frozen already, by a run around this or by whoever owns the
     process, nor outside the main thread, where it belongs to somebody else.
     """
-    if gc.get_freeze_count() or threading.current_thread() is not threading.main_thread():
+    is_frozen = gc.get_freeze_count() > _OWN_OBJECTS
+    if is_frozen or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = gc.get_threshold()
