@@ -3,8 +3,8 @@
 FA2 is the package `flash-attn`, whose pages hold a multiple of 256 tokens. FA3 is the module
 `flash_attn_interface` for Hopper, with pages of any size; its varlen function knows no page table,
 so `flash_attn_with_kvcache` serves prefill chunks and decode alike. It reads pages without the
-tensor memory accelerator and is a tenth to a fifth slower for it, so the keys of long chunks are
-gathered first. `NVCLI_FLAT_KEYS=0` in the environment turns that off.
+tensor memory accelerator and is a tenth to a fifth slower for it, so the keys of a long chunk alone
+in its step are gathered first. `NVCLI_FLAT_KEYS=0` in the environment turns that off.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import os
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -156,8 +155,7 @@ class FlashAttention3(_FlashAttention):
             k,
             v,
             cu_seqlens_q=batch.cu_seqlens_q,
-            cu_seqlens_k=flat.first_keys,
-            seqused_k=batch.seq_lens,
+            cu_seqlens_k=flat.bounds,
             max_seqlen_q=batch.max_seqlen_q,
             max_seqlen_k=batch.max_seqlen_k,
             softmax_scale=softmax_scale,
@@ -168,18 +166,15 @@ class FlashAttention3(_FlashAttention):
 
 @dataclass(frozen=True, slots=True)
 class _FlatKeys:
-    """The rows' blocks one behind the other."""
+    """Of a step of one row."""
 
     block_ids: Tensor  # [J] int32
-    first_keys: Tensor  # [B + 1] int32: where a row's keys begin; its last block may be part full
+    bounds: Tensor  # [2] int32: 0, and how many keys there are; the last block may be part full
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> _FlatKeys:
-        block_size, device = batch.kv_caches[0][0].shape[1], batch.seq_lens.device
-        ends = accumulate((len(ids) * block_size for ids in batch.block_ids), initial=0)
-        return cls(
-            _send([i for ids in batch.block_ids for i in ids], device), _send(list(ends), device)
-        )
+        (block_ids,), (num_keys,), device = batch.block_ids, batch.key_lens, batch.seq_lens.device
+        return cls(_send(block_ids, device), _send([0, num_keys], device))
 
 
 def _send(numbers: list[int], device: torch.device) -> Tensor:
@@ -190,6 +185,5 @@ def _send(numbers: list[int], device: torch.device) -> Tensor:
 
 def _gathering_pays(batch: ForwardBatch, num_key_bytes: int) -> bool:
     """num_key_bytes: of a key and its value, in all heads."""
-    num_tokens, num_keys = sum(batch.query_lens), sum(batch.key_lens)
-    is_long = num_tokens >= FLAT_TOKENS * batch.num_rows
-    return is_long and num_keys * num_key_bytes <= FLAT_BYTES
+    is_long = batch.num_rows == 1 and batch.query_lens[0] >= FLAT_TOKENS
+    return is_long and batch.key_lens[0] * num_key_bytes <= FLAT_BYTES

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import random
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from nvcli.errors import DeviceError
-from nvcli.kernels import attention, reference
+from nvcli.kernels import attention, flash_attention, reference
 from nvcli.kernels.attention import select_backend
 from nvcli.kernels.torch_attention import TorchAttention
 from nvcli.kernels.triton_attention import TritonAttention
@@ -245,13 +246,86 @@ def test_wrong_card_dtype_and_head_dim(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fa2.obstacle(cuda, torch.float16, 512, 256) == "it has no head dimension 512"
 
 
+# --- keys gathered for FlashAttention 3 ----------------------------------------------------------
+
+
+class FakeFlash:
+    """What FlashAttention 3 computes; remembers which of its functions was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def flash_attn_with_kvcache(
+        self, q: Tensor, k: Tensor, v: Tensor, **given: Any
+    ) -> tuple[Tensor, None]:
+        self.calls.append("pages")
+        bounds, lens = given["cu_seqlens_q"], given["cache_seqlens"]
+        scale = given["softmax_scale"]
+        return reference.paged_attention(q, k, v, bounds, lens, given["page_table"], scale), None
+
+    def flash_attn_varlen_func(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Tensor:
+        self.calls.append("flat")
+        assert given["causal"]
+        assert given["max_seqlen_q"] == len(q)
+        first, num_keys = given["cu_seqlens_k"].tolist()
+        assert (first, given["max_seqlen_k"]) == (0, num_keys)
+        one_page = torch.zeros((1, 1), dtype=torch.int32)
+        lens = torch.tensor([num_keys], dtype=torch.int32)
+        k, v = k[None, :num_keys], v[None, :num_keys]
+        bounds, scale = given["cu_seqlens_q"], given["softmax_scale"]
+        return reference.paged_attention(q, k, v, bounds, lens, one_page, scale)
+
+
+def fake_fa3() -> tuple[attention.FlashAttention3, FakeFlash]:
+    backend, library = object.__new__(attention.FlashAttention3), FakeFlash()
+    backend._library = library
+    return backend, library
+
+
+@pytest.mark.torch
+def test_a_long_chunk_alone_gathers_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attention, "FLAT_TOKENS", 5)
+    for rows, way in (
+        ([(5, 5)], "flat"),
+        ([(6, 23)], "flat"),
+        ([(4, 23)], "pages"),
+        ([(6, 23), (5, 5)], "pages"),
+    ):
+        q, k, v, batch = make_case(rows, heads_first=True)
+        backend, library = fake_fa3()
+        for _ in range(2):  # layers
+            out = backend.forward(q, k, v, batch, 0.3)
+        assert library.calls == [way] * 2, rows
+        torch.testing.assert_close(out, reference_of(q, k, v, batch, 0.3), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.torch
+def test_keys_that_are_many_or_are_not_to_be_gathered_stay_in_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flash_attention, "FLAT_TOKENS", 5)
+    monkeypatch.setattr(flash_attention, "FLAT_BYTES", 4 * 2 * 8 * 23)
+    for keys, way in ((23, "flat"), (24, "pages")):
+        q, k, v, batch = make_case([(6, keys)])
+        backend, library = fake_fa3()
+        backend.forward(q, k, v, batch, 0.3)
+        assert library.calls == [way]
+    monkeypatch.setattr(flash_attention, "_use_flat_keys", False)
+    q, k, v, batch = make_case([(6, 23)])
+    backend, library = fake_fa3()
+    backend.forward(q, k, v, batch, 0.3)
+    assert library.calls == ["pages"]
+
+
 # --- on a GPU ------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", CASES.values(), ids=list(CASES))
 @pytest.mark.parametrize("name", ["torch", "fa2", "fa3"])
-def test_backends_on_cuda(name: str, rows: list[tuple[int, int]]) -> None:
+def test_backends_on_cuda(
+    monkeypatch: pytest.MonkeyPatch, name: str, rows: list[tuple[int, int]]
+) -> None:
     device = torch.device("cuda")
     block_size = 256 if name == "fa2" else 16
     try:
@@ -270,3 +344,8 @@ def test_backends_on_cuda(name: str, rows: list[tuple[int, int]]) -> None:
     out = backend.forward(q.to(device), k, v, batch, 128**-0.5)
     rounding = (want.bfloat16().float() - want).abs().max()
     assert (out.cpu().float() - want).abs().max() <= 2 * rounding + 2e-3
+    if name == "fa3" and len(rows) == 1:  # the same over keys that are gathered
+        monkeypatch.setattr(flash_attention, "FLAT_TOKENS", 1)
+        batch.plan = None
+        flat = backend.forward(q.to(device), k, v, batch, 128**-0.5)
+        assert (flat.cpu().float() - want).abs().max() <= 2 * rounding + 2e-3
