@@ -57,6 +57,11 @@ class Qwen3MLP(nn.Module):
 
 
 class Qwen3Layer(nn.Module):
+    @staticmethod
+    def mlp_class(config: ModelConfig, layer: int) -> type[nn.Module]:
+        """Of one layer: they may differ."""
+        return Qwen3MLP
+
     def __init__(
         self,
         config: ModelConfig,
@@ -73,7 +78,8 @@ class Qwen3Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(
             hidden, eps, dtype=dtype, device=device, group=group
         )
-        self.mlp = Qwen3MLP(config, dtype=dtype, device=device, group=group)
+        mlp_class = self.mlp_class(config, layer)
+        self.mlp = mlp_class(config, dtype=dtype, device=device, group=group)
 
     def forward(
         self,

@@ -8,42 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from nvcli.layers.attention import Attention
 from nvcli.layers.moe import MoE
-from nvcli.layers.norm import RMSNorm
-from nvcli.models.qwen3 import Qwen3ForCausalLM, Qwen3MLP, Qwen3Model
-from nvcli.parallel import SOLO, TPGroup
+from nvcli.models.qwen3 import Qwen3ForCausalLM, Qwen3Layer, Qwen3MLP, Qwen3Model
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from nvcli.layers.forward_batch import ForwardBatch
     from nvcli.models.config import ModelConfig
 
 
-class Qwen3MoeLayer(nn.Module):
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TPGroup = SOLO,
-    ) -> None:
-        super().__init__()
+class Qwen3MoeLayer(Qwen3Layer):
+    @staticmethod
+    def mlp_class(config: ModelConfig, layer: int) -> type[nn.Module]:
         assert config.moe is not None, "a configuration without experts"
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device, group=group)
-        self.self_attn = Attention(config, layer, dtype=dtype, device=device, group=group)
-        self.post_attention_layernorm = RMSNorm(
-            hidden, eps, dtype=dtype, device=device, group=group
-        )
-        mlp = MoE if config.moe.has_experts(layer) else Qwen3MLP
-        self.mlp: MoE | Qwen3MLP = mlp(config, dtype=dtype, device=device, group=group)
+        return MoE if config.moe.has_experts(layer) else Qwen3MLP
 
     def forward(
         self,
