@@ -292,7 +292,7 @@ class DeviceState:
             is_forbidden[list(params.allowed_token_ids)] = False
             row[is_forbidden] = -np.inf
         row[bad_tokens] = -np.inf
-        table[slot] = self._upload_once(row)
+        table[slot] = self.staging.upload_once(row)
 
     def _pack_bad_words(self, words: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor] | None:
         if not words:
@@ -302,28 +302,7 @@ class DeviceState:
         for i, word in enumerate(words):
             prefixes[i, width - len(word) + 1 :] = word[:-1]
         last = np.array([word[-1] for word in words], np.int64)
-        return self._upload_once(prefixes), self._upload_once(last)
-
-    def _upload_once(self, array: Array) -> Tensor:
-        """For what a sequence brings once; torch keeps the pinned copy until it is used."""
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
-
-    def upload_masks(self, masks: list[Array | None], width: int) -> Tensor:
-        """Bit masks as booleans, [len(masks), width]; None allows everything."""
-        words = np.full((len(masks), -(-width // 32)), -1, np.int32)
-        for row, mask in enumerate(masks):
-            if mask is not None:
-                words[row] = mask
-        bits = torch.arange(32, dtype=torch.int32, device=self.device)
-        spread = (self._upload_once(words)[:, :, None] >> bits) & 1  # [m, W, 32]
-        return spread.flatten(1)[:, :width].bool()
-
-    def upload_index(self, values: list[int]) -> Tensor:
-        """[len(values)] int64 on the device."""
-        return self._upload_once(np.array(values, np.int64))
+        return self.staging.upload_once(prefixes), self.staging.upload_once(last)
 
     # --- tokens and counts -----------------------------------------------------------------------
 
@@ -401,7 +380,7 @@ class DeviceState:
             counts, _ = self._count_tables()
             slots, ids = inputs.sample_slots, sampled
             if len(penalised) < len(inputs.sample_rows):
-                index_of = self.upload_index(penalised)
+                index_of = self.staging.upload_index(penalised)
                 slots, ids = slots[index_of], ids[index_of]
             counts.index_put_((slots, ids.clamp(min=0)), (ids >= 0).to(torch.int32), True)
         self.tokens[inputs.sample_slots, inputs.sample_positions] = sampled.clamp(min=0).int()

@@ -254,11 +254,11 @@ class Sampler:
             size = 1 if self.deterministic else size
             parts += [(key, rows[i : i + size]) for i in range(0, len(rows), size)]
         for key, rows in parts:
-            index = None if len(parts) == 1 else self.state.upload_index(rows)
+            index = None if len(parts) == 1 else self.state.staging.upload_index(rows)
             # a copy: the step's own array is gone when the group is used again
             of_group = device_slots.clone() if index is None else device_slots[index]
             masked = [(i, t) for i, row in enumerate(rows) for t in infos[row].masked_ids]
-            upload = self.state.upload_index
+            upload = self.state.staging.upload_index
             groups.append(
                 Group(
                     key=key,
@@ -357,7 +357,7 @@ class Sampler:
             x.index_put_((group.masked_rows, group.masked_ids), mask, accumulate=True)
         if group.key.has_grammar and self._masks is not None:
             masks = [self._masks[row] for row in group.host_rows]
-            x.masked_fill_(~state.upload_masks(masks, v), -torch.inf)
+            x.masked_fill_(~state.staging.upload_masks(masks, v), -torch.inf)
         return x
 
     def _mask_bad_words(self, group: Group, x: Tensor, positions: Tensor) -> None:

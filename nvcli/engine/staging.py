@@ -76,3 +76,24 @@ class Staging:
                 self.turn = len(self.ring)
                 self.ring.append(buffer)
         return self.ring[self.turn]
+
+    def upload_once(self, array: Array) -> Tensor:
+        """For what a sequence brings once; torch keeps the pinned copy until it is used."""
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def upload_masks(self, masks: list[Array | None], width: int) -> Tensor:
+        """Bit masks as booleans, [len(masks), width]; None allows everything."""
+        words = np.full((len(masks), -(-width // 32)), -1, np.int32)
+        for row, mask in enumerate(masks):
+            if mask is not None:
+                words[row] = mask
+        bits = torch.arange(32, dtype=torch.int32, device=self.device)
+        spread = (self.upload_once(words)[:, :, None] >> bits) & 1  # [m, W, 32]
+        return spread.flatten(1)[:, :width].bool()
+
+    def upload_index(self, values: list[int]) -> Tensor:
+        """[len(values)] int64 on the device."""
+        return self.upload_once(np.array(values, np.int64))

@@ -179,7 +179,7 @@ class StepRunner:
         logits = logits[:, : self.vocab_size]
         ticket.logprob_k = min(ticket.logprob_k, self.vocab_size)
         if len(wanted) < logits.shape[0]:
-            index_of = self.state.upload_index(wanted)
+            index_of = self.state.staging.upload_index(wanted)
             logits, sampled = logits[index_of], sampled[index_of]
         ids = sampled.long().clamp(min=0)  # -1: nothing could be sampled
         return [pack_logprobs(logits, ids, ticket.logprob_k).flatten()]
@@ -219,7 +219,9 @@ class StepRunner:
                 continue
             values = hidden[end - 1 : end]  # [1, E]
             if ids:
-                values = self.model.compute_logits(values)[:, self.state.upload_index(list(ids))]
+                values = self.model.compute_logits(values)[
+                    :, self.state.staging.upload_index(list(ids))
+                ]
             pieces.append(values[0].float().contiguous().view(torch.int32))
             ticket.pooled_rows.append((index, values.shape[1]))
         return pieces

@@ -93,7 +93,7 @@ class StepSampler:
         if not others:
             return False
         if len(others) < logits.shape[0]:
-            index_of = self.state.upload_index(others)
+            index_of = self.state.staging.upload_index(others)
             logits, slots, positions = logits[index_of], slots[index_of], positions[index_of]
         sample_rows = [rows[index] for index in others]
         masks = [plan.rows[i].seq.mask for i in sample_rows]
