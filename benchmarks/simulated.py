@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from nvcli.engine.model_runner import StartupReport
+from nvcli.engine.startup import StartupReport
 from nvcli.engine.step import StepPlan, StepResult
 
 if TYPE_CHECKING:

@@ -10,22 +10,16 @@ wait and never a step. Leaving an output iterator early aborts its request.
 from __future__ import annotations
 
 import itertools
-import math
 import queue
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.engine.default_sampling import check_params, make_sampling, recommended_sampling
+from nvcli.engine.embedding import ended, unit_vector
 from nvcli.engine.output_stream import OutputStream
-from nvcli.errors import (
-    EngineClosedError,
-    InvalidParameterError,
-    RequestError,
-    TokenizerError,
-    meant,
-)
+from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError, TokenizerError
 from nvcli.heap import frozen_heap
 from nvcli.text.prompts import Prompt, are_messages, as_batch, as_token_ids
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
@@ -38,14 +32,11 @@ if TYPE_CHECKING:
     from nvcli.engine.engine import EngineStats, Request
     from nvcli.engine.engine_thread import EngineThread, Sink
     from nvcli.engine.grammar import Grammar, GrammarCompiler, GrammarSpec
-    from nvcli.engine.model_runner import StartupReport
+    from nvcli.engine.startup import StartupReport
     from nvcli.engine.step import StepPlan
     from nvcli.models.config import ModelConfig
     from nvcli.text import Tokenizer
 
-# What Qwen recommends for Qwen3 (model cards): with thinking, and without.
-THINKING_SAMPLING = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
-PLAIN_SAMPLING = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0}
 # Prompts of `generate` that reach the engine at once: one by one they would share no step, and all
 # of many would keep it waiting for their tokens.
 SUBMITTED_TOGETHER = 64
@@ -178,20 +169,14 @@ class LLM:
 
         Raises `InvalidParameterError` for an unknown name or a value out of range.
         """
-        known = SamplingParams.__dataclass_fields__
-        for name in overrides:
-            if name not in known:
-                raise InvalidParameterError(
-                    f"there is no sampling parameter {name!r}", hint=meant(name, known), param=name
-                )
-        values: dict[str, Any] = {}
+        recommended: dict[str, Any] = {}
         if self.config.generation_config == "auto":
-            values = {**THINKING_SAMPLING, **self.model_config.sampling_defaults}
-            is_recommended = all(values[k] == v for k, v in THINKING_SAMPLING.items())
-            if self.supports_thinking and is_recommended and not enable_thinking:
-                values.update(PLAIN_SAMPLING)
-        values.update({k: v for k, v in overrides.items() if v is not None})
-        return SamplingParams(**values)
+            recommended = recommended_sampling(
+                self.model_config.sampling_defaults,
+                can_think=self.supports_thinking,
+                enable_thinking=enable_thinking,
+            )
+        return make_sampling(recommended, overrides)
 
     def count_tokens(self, text: str) -> int:
         return len(self.tokenizer.encode(text))
@@ -256,7 +241,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> RequestOutput:
         """Answer a conversation. Raises `InvalidParameterError` when `params.n` is not 1."""
-        _check_params(params)
+        check_params(params)
         if params is not None and params.n != 1:
             raise InvalidParameterError(
                 f"chat gives one answer, n is {params.n}", hint="Use stream.", param="n"
@@ -287,7 +272,7 @@ class LLM:
                 f"there are {len(batch)} prompts and {len(each)} params", param="params"
             )
         for prompt_params in each:
-            _check_params(prompt_params)
+            check_params(prompt_params)
         finished: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
         results: dict[str, list[RequestOutput]] = {}
         num_open = 0
@@ -345,7 +330,7 @@ class LLM:
         """
         from nvcli.engine.engine import Request
 
-        _check_params(params)
+        check_params(params)
         if isinstance(tools, str) or not all(isinstance(tool, Mapping) for tool in tools or ()):
             raise InvalidParameterError("tools must be a list of mappings", param="tools")
         is_chat = False
@@ -385,7 +370,11 @@ class LLM:
         outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
         numbers: dict[str, int] = {}
         for prompt in prompts:
-            ids = self._embedding_ids(prompt) if isinstance(prompt, str) else list(prompt)
+            ids = (
+                ended(self.tokenizer.encode(prompt, parse_special=False), self.tokenizer)
+                if isinstance(prompt, str)
+                else list(prompt)
+            )
             request = Request(
                 request_id=self.next_request_id(),
                 prompt_token_ids=ids,
@@ -400,13 +389,8 @@ class LLM:
             for output in outputs.get():
                 if output.error is not None or output.pooled is None:
                     raise RequestError(output.error or "the engine gave no hidden state")
-                vectors[numbers[output.request_id]] = _unit_vector(output.pooled)
+                vectors[numbers[output.request_id]] = unit_vector(output.pooled)
         return [vectors[i] for i in range(len(vectors))]
-
-    def _embedding_ids(self, text: str) -> list[int]:
-        ids = self.tokenizer.encode(text, parse_special=False)
-        end = self.tokenizer.id_of("<|endoftext|>")
-        return ids if end is None else [*ids, end]
 
     def next_request_id(self) -> str:
         return f"req-{next(self._request_ids)}"
@@ -447,21 +431,6 @@ class LLM:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _check_params(params: object) -> None:
-    if params is not None and not isinstance(params, SamplingParams):
-        raise InvalidParameterError(
-            f"params must be SamplingParams, got {type(params).__name__}",
-            hint="Make them with llm.sampling(temperature=0).",
-            param="params",
-        )
-
-
-def _unit_vector(data: bytes) -> tuple[float, ...]:
-    values = [value for (value,) in struct.iter_unpack("<f", data)]
-    length = math.hypot(*values) or 1.0
-    return tuple(value / length for value in values)
 
 
 def _load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:

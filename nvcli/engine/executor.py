@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from nvcli.config import EngineConfig
-    from nvcli.engine.model_runner import ModelRunner, StartupReport
+    from nvcli.engine.model_runner import ModelRunner
+    from nvcli.engine.startup import StartupReport
     from nvcli.engine.step import StepPlan, StepResult
     from nvcli.engine.step_runner import RunnerTicket
     from nvcli.errors import NvcliError

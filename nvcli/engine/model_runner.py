@@ -7,9 +7,7 @@ took), the tables of `DeviceState`, CUDA graphs. The steps themselves are `step_
 from __future__ import annotations
 
 import gc
-import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,6 +33,7 @@ from nvcli.engine.kv_cache import (
 )
 from nvcli.engine.sampler import Sampler
 from nvcli.engine.sequence import Sequence
+from nvcli.engine.startup import StartupReport, stage
 from nvcli.engine.step import Row, SlotInit, StepPlan
 from nvcli.engine.step_runner import StepRunner
 from nvcli.engine.token_by_token import TokenByToken
@@ -50,37 +49,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nvcli.config import EngineConfig
-    from nvcli.engine.buckets import Buckets
     from nvcli.engine.cuda_graph import GraphRunner
     from nvcli.engine.shared_steps import SharedSteps
     from nvcli.engine.step_runner import Model
     from nvcli.kernels.attention import AttentionBackend
     from nvcli.models.config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class StartupReport:
-    """What was loaded, and how long each stage took."""
-
-    device: str
-    dtype: str
-    weights_dtype: str  # as `dtype`, "float8_e4m3fn", or "... from float8_e4m3fn"
-    kv_cache_dtype: str
-    attention_backend: str
-    attention_reason: str
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-    pool_bytes: int
-    weights_bytes: int  # of this rank, as `pool_bytes`
-    tensor_parallel_size: int = 1
-    all_reduce: str = ""  # what sums over the ranks, in words
-    deterministic: bool = False
-    num_kernels: int = 0  # compiled before the first step, or found compiled
-    num_graphs: int = 0
-    buckets: Buckets | None = None  # of the graphs; None where every step runs eagerly
-    graph_bytes: int = 0
-    stage_s: dict[str, float] = field(default_factory=dict)
 
 
 class ModelRunner(StepRunner):
@@ -139,11 +112,11 @@ class ModelRunner(StepRunner):
         if group.size > 1:
             from nvcli.engine.peers import connect
 
-            with _stage(stage_s, "all-reduce"):
+            with stage(stage_s, "all-reduce"):
                 hidden, fuses_norm = model_config.hidden_size, not config.deterministic
                 all_reduce = connect(group, hidden, self.dtype, self.device, fuses_norm=fuses_norm)
         memory_before = self._free_memory()
-        with _stage(stage_s, "weights"):
+        with stage(stage_s, "weights"):
             self.model = model if model is not None else self._load_model(folder)
         self._weights_bytes = _num_bytes(self.model)
         if config.deterministic:
@@ -152,21 +125,21 @@ class ModelRunner(StepRunner):
         if self._spec.dtype == torch.float8_e4m3fn:
             with torch.inference_mode():
                 self._kv_scales = fp8_scales(self.model.kv_limits())
-        with _stage(stage_s, "attention"):
+        with stage(stage_s, "attention"):
             self.attention, reason = (
                 (attention, "given") if attention is not None else self._select_attention()
             )
         num_kernels = 0
         if kind == "cuda":
-            with _stage(stage_s, "kernels"):
+            with stage(stage_s, "kernels"):
                 num_kernels = self._compile_kernels()
-        with _stage(stage_s, "profile"):
+        with stage(stage_s, "profile"):
             num_blocks = self._settle_num_blocks(memory_before)
             limits = [num_blocks, self.max_model_len]
             self.num_blocks, self.max_model_len = group.least(limits, self.device)
-        with _stage(stage_s, "kv_cache"):
+        with stage(stage_s, "kv_cache"):
             self._allocate(self.num_blocks)
-        with _stage(stage_s, "graphs"):
+        with stage(stage_s, "graphs"):
             graph_bytes = self._capture_graphs()
         self.startup = StartupReport(
             device=torch.cuda.get_device_name(self.device) if kind == "cuda" else "cpu",
@@ -409,13 +382,6 @@ class ModelRunner(StepRunner):
         del self.model, self.kv_cache, self.state, self.sampler, self.graphs, self._step_sampler
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-@contextmanager
-def _stage(stage_s: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    stage_s[name] = time.perf_counter() - start
 
 
 @contextmanager

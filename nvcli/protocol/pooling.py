@@ -11,6 +11,7 @@ import base64
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from nvcli.engine.embedding import ended
 from nvcli.errors import ContextLengthError, InvalidParameterError
 from nvcli.protocol.chat import parse_chat
 from nvcli.protocol.fields import Fields, UnsupportedFieldError, are_integers
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_INPUTS = 2048
 MIN_DIMENSIONS = 32
-END_OF_TEXT = "<|endoftext|>"
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
 _JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct "
@@ -151,22 +151,17 @@ def embedding_prompts(
     if request.chat is not None:
         limit = max_model_len if request.truncate_to is None else None
         ids = prepare_chat(request.chat, tokenizer, max_model_len=limit).token_ids
-        return [_fit(_ended(ids, tokenizer), request.truncate_to, max_model_len, "messages")]
+        return [_fit(ended(ids, tokenizer), request.truncate_to, max_model_len, "messages")]
     prompts = []
     for item in request.inputs:
         if isinstance(item, str):
             if request.instruction is not None:
                 item = f"Instruct: {request.instruction}\nQuery:{item}"
-            ids = _ended(tokenizer.encode(item, parse_special=False), tokenizer)
+            ids = ended(tokenizer.encode(item, parse_special=False), tokenizer)
         else:
             ids = list(item)
         prompts.append(_fit(ids, request.truncate_to, max_model_len, "input"))
     return prompts
-
-
-def _ended(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    end = tokenizer.id_of(END_OF_TEXT)
-    return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
 def _fit(ids: list[int], truncate_to: int | None, limit: int, param: str) -> list[int]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Startup(Protocol):
-    """How the model was loaded (`nvcli.engine.model_runner.StartupReport`)."""
+    """How the model was loaded (`nvcli.engine.startup.StartupReport`)."""
 
     @property
     def device(self) -> str: ...

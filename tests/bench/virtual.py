@@ -26,8 +26,8 @@ from nvcli.config import EngineConfig
 from nvcli.engine.buckets import Buckets
 from nvcli.engine.core import EngineCore, Update
 from nvcli.engine.engine import EngineStats, Request
-from nvcli.engine.model_runner import StartupReport
 from nvcli.engine.sequence import Sequence
+from nvcli.engine.startup import StartupReport
 from nvcli.engine.step import StepPlan, StepResult
 from nvcli.types import RequestOutput, RequestTimes, Usage
 
