@@ -19,10 +19,10 @@ from nvcli.batch.options import (
 )
 from nvcli.cli import batch_options as opts  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli import engine_options, options  # noqa: TC001
-from nvcli.cli.app import Command, settings_of
 from nvcli.cli.attach import attach as find_server
 from nvcli.cli.bundles import bundled
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
+from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import print_text
 from nvcli.cli.engine_options import EngineOptions, check_replicas
 from nvcli.cli.prompt_input import text_or_file

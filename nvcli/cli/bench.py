@@ -7,10 +7,10 @@ import functools
 import typer
 
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
-from nvcli.cli.app import Command, Group, settings_of
 from nvcli.cli.bench_bundles import OutputOptions, WorkloadOptions  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, check_warmup, finish, loaded, stored_run
 from nvcli.cli.bundles import bundled
+from nvcli.cli.command import Command, Group, settings_of
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import UsageError
 

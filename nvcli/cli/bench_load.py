@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer  # noqa: TC002 - Typer reads the annotations
 
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
-from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bench_bundles import ClientOptions, OutputOptions, WorkloadOptions  # noqa: TC001
 from nvcli.cli.bench_shared import (
     KEPT,
@@ -20,6 +19,7 @@ from nvcli.cli.bench_shared import (
 )
 from nvcli.cli.bench_target import client_options, measure, most_at_once, target_of
 from nvcli.cli.bundles import bundled
+from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import print_text
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import InterruptedRunError, UsageError

@@ -6,8 +6,8 @@ import typer  # noqa: TC002 - Typer reads the annotations
 
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli import engine_options  # noqa: TC001
-from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bench_shared import check_positive, print_lines
+from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import print_text
 from nvcli.config import DEFAULT_MODEL
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer  # noqa: TC002 - Typer reads the annotations
 
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
-from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bench_bundles import OutputOptions  # noqa: TC001
 from nvcli.cli.bench_shared import print_lines, show
 from nvcli.cli.bundles import bundled
+from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import print_text
 from nvcli.errors import UsageError
 

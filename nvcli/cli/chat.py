@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer  # noqa: TC002 - Typer reads the annotations of `chat`
 
 from nvcli.cli import engine_options, options
-from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bundles import bundled
+from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import Spinner, is_terminal
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.cli.prompt_input import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nvcli.cli.app import Command
+from nvcli.cli.command import Command
 from nvcli.cli.console import print_text
 from nvcli.cli.declare import ARGUMENTS, option
 from nvcli.errors import UsageError

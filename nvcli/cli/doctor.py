@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer  # noqa: TC002 - Typer reads the annotations
 
 from nvcli.cli import engine_options, options  # noqa: TC001 - Typer reads the annotations of `doctor`
-from nvcli.cli.app import Command, settings_of
 from nvcli.cli.checks import Check, State, run_checks
+from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import dump_json, print_text
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import NvcliError

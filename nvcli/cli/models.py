@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nvcli.cli.app import CONTEXT, Command, Group, settings_of
+from nvcli.cli.command import CONTEXT, Command, Group, settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
 from nvcli.cli.declare import OUTPUT, option
 from nvcli.config import DEFAULT_MODEL

@@ -10,8 +10,8 @@ import typer  # noqa: TC002 - Typer reads the annotations of `serve`
 
 from nvcli.cli import engine_options
 from nvcli.cli import serve_options as opts
-from nvcli.cli.app import Command, settings_of
 from nvcli.cli.bundles import bundled
+from nvcli.cli.command import Command, settings_of
 from nvcli.cli.engine_options import EngineOptions, check_replicas
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError

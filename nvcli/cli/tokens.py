@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nvcli.cli import engine_options, options, sampling_options  # noqa: TC001 - Typer reads the annotations
-from nvcli.cli.app import Command, settings_of
+from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
 from nvcli.cli.declare import INPUT, OUTPUT, option
 from nvcli.cli.prompt_input import (
