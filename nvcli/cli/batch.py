@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer  # noqa: TC002 - Typer reads the annotations of `batch`
@@ -26,6 +27,7 @@ from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import print_text
 from nvcli.cli.engine_options import EngineOptions, check_replicas
 from nvcli.cli.prompt_input import text_or_file
+from nvcli.cli.replicas import replicas_loader
 from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
@@ -134,12 +136,15 @@ def batch(
     from nvcli.batch.progress import Progress
 
     shown = Progress(progress, sys.stderr, is_quiet=settings.quiet)
-    load = _loader(config, screen)
+    load: Callable[[], BatchEngine] = partial(_load_llm, config)
+    in_what = ""
     if replicas is not None:
         if attach not in (None, "never"):
             raise UsageError("--replicas and --attach contradict each other", hint="Leave one out.")
         attach = "never"
-        load = _replicas_loader(config, screen, replicas, ray_address, shown.note)
+        load = replicas_loader(config, replicas, ray_address, shown.note)
+        in_what = f" in {replicas} replicas"
+    load = _announced(load, config, in_what, screen)
     server = find_server(
         _Attach(
             attach or "auto",
@@ -210,44 +215,27 @@ def _response_format(
     return {"type": "json_schema", "json_schema": found}
 
 
-def _loader(config: EngineConfig, screen: Screen) -> Callable[[], BatchEngine]:
-    def load() -> BatchEngine:
-        from nvcli.cli.console import Spinner
+def _load_llm(config: EngineConfig) -> BatchEngine:
+    from nvcli.llm import LLM  # torch comes with it
 
-        with Spinner(screen, f"loading {config.model}"):
-            from nvcli.llm import LLM  # torch comes with it
-
-            llm = LLM(config=config)
-        if llm.is_demo and screen.err_is_terminal:
-            screen.note(DEMO_NOTICE)
-        return llm
-
-    return load
+    return LLM(config=config)
 
 
-def _replicas_loader(
-    config: EngineConfig,
-    screen: Screen,
-    num_replicas: int,
-    address: str | None,
-    note: Callable[[str], None],
+def _announced(
+    load: Callable[[], BatchEngine], config: EngineConfig, in_what: str, screen: Screen
 ) -> Callable[[], BatchEngine]:
-    """Raises `UsageError` at once where Ray is not installed."""
-    from nvcli.cluster.runtime import require_ray
+    """A terminal sees that it loads, and which model answers where none was named."""
 
-    require_ray()
-
-    def load() -> BatchEngine:
+    def announced() -> BatchEngine:
         from nvcli.cli.console import Spinner
-        from nvcli.cluster.replicated_engine import ReplicatedEngine
 
-        with Spinner(screen, f"loading {config.model} in {num_replicas} replicas"):
-            engine = ReplicatedEngine(config, num_replicas, address=address, note=note)
-        if engine.is_demo and screen.err_is_terminal:
+        with Spinner(screen, f"loading {config.model}{in_what}"):
+            engine = load()
+        if config.model == DEFAULT_MODEL and screen.err_is_terminal:
             screen.note(DEMO_NOTICE)
         return engine
 
-    return load
+    return announced
 
 
 def _dry_run(chosen: BatchOptions, config: EngineConfig, *, as_json: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,15 @@ from nvcli.cli import serve_options as opts
 from nvcli.cli.bundles import bundled
 from nvcli.cli.command import Command, settings_of
 from nvcli.cli.engine_options import EngineOptions, check_replicas
+from nvcli.cli.replicas import replicas_loader
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nvcli.llm import LLM
     from nvcli.repl.screen import Screen
     from nvcli.server.engine import ServerEngine
-    from nvcli.server.remote_engine import RemoteEngine
 
 
 class ServeCommand(Command):
@@ -108,12 +108,14 @@ def serve(
             screen.write_err(f"{text}\n")
 
     if replicas is None:
-        load = _loader(engine_config, screen, engine)
+        load: Callable[[], ServerEngine] = partial(_load_engine, engine_config, engine)
     elif engine is not opts.EngineChoice.AUTO:
         raise UsageError("--engine says where one engine runs, --replicas makes several in Ray")
     else:
-        load = _replicas_loader(engine_config, screen, replicas, ray_address, tell)
-    return run_server(config, load, note=tell, warn=screen.warn)
+        load = replicas_loader(engine_config, replicas, ray_address, tell)
+    return run_server(
+        config, _with_notice(load, engine_config, screen), note=tell, warn=screen.warn
+    )
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:
@@ -132,52 +134,32 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     return (*keys, *([from_environment] if from_environment else []))
 
 
-def _loader(
-    config: EngineConfig, screen: Screen, engine: opts.EngineChoice
+def _load_engine(config: EngineConfig, engine: opts.EngineChoice) -> ServerEngine:
+    if engine is opts.EngineChoice.PROCESS or (
+        engine is opts.EngineChoice.AUTO and _has_gpu(config)
+    ):
+        from nvcli.server.remote_engine import RemoteEngine
+
+        return RemoteEngine(config)
+    from nvcli.llm import LLM  # torch comes with it
+
+    return LLM(config=config)
+
+
+def _with_notice(
+    load: Callable[[], ServerEngine], config: EngineConfig, screen: Screen
 ) -> Callable[[], ServerEngine]:
-    def load() -> ServerEngine:
+    """Told when it is loaded: which model answers where none was named."""
+
+    def noticed() -> ServerEngine:
         from nvcli.cli.chat import DEMO_NOTICE
 
-        llm: RemoteEngine | LLM
-        if engine is opts.EngineChoice.PROCESS or (
-            engine is opts.EngineChoice.AUTO and _has_gpu(config)
-        ):
-            from nvcli.server.remote_engine import RemoteEngine
-
-            llm = RemoteEngine(config)
-        else:
-            from nvcli.llm import LLM  # torch comes with it
-
-            llm = LLM(config=config)
-        if llm.is_demo:
-            screen.note(DEMO_NOTICE)
-        return llm
-
-    return load
-
-
-def _replicas_loader(
-    config: EngineConfig,
-    screen: Screen,
-    num_replicas: int,
-    address: str | None,
-    note: Callable[[str], None],
-) -> Callable[[], ServerEngine]:
-    """Raises `UsageError` at once where Ray is not installed."""
-    from nvcli.cluster.runtime import require_ray
-
-    require_ray()
-
-    def load() -> ServerEngine:
-        from nvcli.cli.chat import DEMO_NOTICE
-        from nvcli.cluster.replicated_engine import ReplicatedEngine
-
-        engine = ReplicatedEngine(config, num_replicas, address=address, note=note)
-        if engine.is_demo:
+        engine = load()
+        if config.model == DEFAULT_MODEL:
             screen.note(DEMO_NOTICE)
         return engine
 
-    return load
+    return noticed
 
 
 def _attach_socket() -> Path | None:
