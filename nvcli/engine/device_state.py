@@ -10,8 +10,7 @@ record per row; everything that lasts longer than a step lives here, by slot:
     block_table  [S, M]                   entries that are not in use name the dummy block
     params_f/_i  [S, 8]                   sampling parameters, columns F and I
     masked_ids   [S, MAX_MASKED]          for the sampling kernel
-    counts, prompt_seen, logit_bias [S, V]  allocated when the first sequence needs them, or at
-                                            once where a captured step must know where they are
+    by_token     [S, V] each              what penalties and biases need: `token_tables`
 
 S is max_num_seqs + 1: the last slot is a dummy for padding and graph capture. Rows of a table that
 only some sequences use are rewritten when a sequence that uses them takes the slot, and read only
@@ -32,6 +31,7 @@ from nvcli.engine.deltas import Deltas
 from nvcli.engine.kv_cache import reserving
 from nvcli.engine.slot_features import MAX_MASKED, Features
 from nvcli.engine.staging import Staging
+from nvcli.engine.token_tables import TokenTables
 from nvcli.layers.forward_batch import ForwardBatch
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ class DeviceState:
             hint="Lower --max-num-seqs or --max-model-len.",
         ):
             self._allocate(num_slots, max_model_len + 1, width)
-        self.counts: Tensor | None = None  # [S, V] int32, output tokens
-        self.prompt_seen: Tensor | None = None  # [S, V] bool
-        self.logit_bias: Tensor | None = None  # [S, V] float32, -inf where a token is forbidden
+        self.by_token = TokenTables(num_slots, padded_vocab_size, device)
         self.penalty_slots: set[int] = set()
         self.version = 0  # changes whenever a slot gets a new owner
         self.staging = Staging(device)
@@ -272,27 +270,10 @@ class DeviceState:
         self.slots[slot] = info
         (self.penalty_slots.add if info.has_penalties else self.penalty_slots.discard)(slot)
         if info.has_penalties:
-            counts, seen = self._count_tables()
-            counts[slot] = 0
-            seen[slot] = False
-            ids = history.long()
-            seen[slot].index_fill_(0, ids[:prompt_len], True)
-            self._count(slot, ids[prompt_len:], 1)
+            self.by_token.begin_counts(slot, history.long(), prompt_len)
         if info.has_bias:
-            self._init_bias(slot, init.params, list(features.bad_tokens))
-
-    def _init_bias(self, slot: int, params: SamplingParams, bad_tokens: list[int]) -> None:
-        """Bias, allowed and bad tokens are one row of numbers to add to the logits."""
-        width, table = self.padded_vocab_size, self._bias_table()
-        row = np.zeros(width, np.float32)
-        for token_id, bias in (params.logit_bias or {}).items():
-            row[token_id] = bias
-        if params.allowed_token_ids is not None:
-            is_forbidden = np.ones(width, np.bool_)
-            is_forbidden[list(params.allowed_token_ids)] = False
-            row[is_forbidden] = -np.inf
-        row[bad_tokens] = -np.inf
-        table[slot] = self.staging.upload_once(row)
+            row = self.by_token.bias_row(init.params, list(features.bad_tokens))
+            self.by_token.bias_table()[slot] = self.staging.upload_once(row)
 
     def _pack_bad_words(self, words: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor] | None:
         if not words:
@@ -306,41 +287,9 @@ class DeviceState:
 
     # --- tokens and counts -----------------------------------------------------------------------
 
-    def _count_tables(self) -> tuple[Tensor, Tensor]:
-        if self.counts is None or self.prompt_seen is None:
-            self.counts = self._vocab_table(torch.int32)
-            self.prompt_seen = self._vocab_table(torch.bool)
-        return self.counts, self.prompt_seen
-
-    def _bias_table(self) -> Tensor:
-        if self.logit_bias is None:
-            self.logit_bias = self._vocab_table(torch.float32)
-        return self.logit_bias
-
-    def allocate_tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """counts, prompt_seen and logit_bias, now: a captured step has their addresses."""
-        return (*self._count_tables(), self._bias_table())
-
     def forget_sample(self, slot: int, position: int) -> None:
         """Before the kernel counts a sample: one it replaces no longer counts."""
         self._uncount(slot, position, position + 1)
-
-    def _vocab_table(self, dtype: torch.dtype) -> Tensor:
-        """[S, V] of zeros. Raises `OutOfMemoryError`."""
-        shape = (len(self.slots), self.padded_vocab_size)
-        with reserving(
-            shape[0] * shape[1] * dtype.itemsize,
-            f"penalties or biases of {shape[0] - 1} sequences over {shape[1]} token ids",
-            self.device,
-            hint="Lower --max-num-seqs or --gpu-memory-utilization.",
-        ):
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-    def _count(self, slot: int, token_ids: Tensor, change: int) -> None:
-        """Count output tokens.  token_ids: [n] int64."""
-        counts, _ = self._count_tables()
-        ones = torch.ones_like(token_ids, dtype=torch.int32)
-        counts[slot].index_add_(0, token_ids, ones, alpha=change)
 
     def _uncount(self, slot: int, start: int, end: int) -> None:
         """Forget the sampled tokens at start .. end - 1, which are about to be replaced."""
@@ -348,7 +297,7 @@ class DeviceState:
         assert info is not None, f"slot {slot} has no owner"
         end = min(end, info.length)
         if info.has_penalties and start < end:
-            self._count(slot, self.tokens[slot, start:end].long(), -1)
+            self.by_token.count(slot, self.tokens[slot, start:end].long(), -1)
 
     def _force_tokens(self, write: TokenWrite, token_ids: Tensor) -> None:
         slot, start, end = write.slot, write.start, write.start + token_ids.numel()
@@ -357,7 +306,7 @@ class DeviceState:
         self._uncount(slot, start, end)
         self.tokens[slot, start:end] = token_ids
         if info.has_penalties:
-            self._count(slot, token_ids.long(), 1)
+            self.by_token.count(slot, token_ids.long(), 1)
         info.length = max(info.length, end)
 
     def store_samples(self, plan: StepPlan, inputs: StepInputs, sampled: Tensor) -> None:
@@ -377,7 +326,7 @@ class DeviceState:
                 self._uncount(row.slot, position, position + 1)
             info.length = max(info.length, position + 1)
         if penalised:
-            counts, _ = self._count_tables()
+            counts, _ = self.by_token.count_tables()
             slots, ids = inputs.sample_slots, sampled
             if len(penalised) < len(inputs.sample_rows):
                 index_of = self.staging.upload_index(penalised)

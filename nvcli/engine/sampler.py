@@ -336,18 +336,18 @@ class Sampler:
         state, v = self.state, self.vocab_size
         x = logits.to(torch.float32, copy=True)
         if group.key.has_penalties:
-            assert state.counts is not None
-            assert state.prompt_seen is not None
-            counts = state.counts[group.slots, :v]  # [r, v]
+            assert state.by_token.counts is not None
+            assert state.by_token.prompt_seen is not None
+            counts = state.by_token.counts[group.slots, :v]  # [r, v]
             is_output = counts > 0
             repetition = group.params_f[:, F.REPETITION, None]
             repeated = torch.where(x > 0, x / repetition, x * repetition)
-            x = torch.where(state.prompt_seen[group.slots, :v] | is_output, repeated, x)
+            x = torch.where(state.by_token.prompt_seen[group.slots, :v] | is_output, repeated, x)
             x -= counts * group.params_f[:, F.FREQUENCY, None]
             x -= is_output * group.params_f[:, F.PRESENCE, None]
         if group.key.has_bias:
-            assert state.logit_bias is not None
-            x += state.logit_bias[group.slots, :v]
+            assert state.by_token.logit_bias is not None
+            x += state.by_token.logit_bias[group.slots, :v]
         if group.key.has_bad_words:
             self._mask_bad_words(group, x, positions)
         if group.masked_rows is not None and group.masked_ids is not None:

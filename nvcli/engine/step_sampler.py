@@ -32,7 +32,7 @@ class StepSampler:
         self.state = state
         self.sampler = sampler
         self.vocab_size = vocab_size
-        counts, prompt_seen, logit_bias = state.allocate_tables()
+        counts, prompt_seen, logit_bias = state.by_token.allocate()
         self._tables = Tables(counts, prompt_seen, logit_bias, state.masked_ids)
         self._counters = torch.zeros(len(state.slots), dtype=torch.int32, device=state.device)
 

@@ -524,8 +524,8 @@ def test_when_everything_is_forbidden_nothing_comes_out(
     assert stuck == -1
     assert other == LOGITS.argmax().item()
     assert made.state.tokens[0, 1] == 0  # what a step in flight reads
-    assert made.state.counts is not None
-    assert made.state.counts[:2].sum(1).tolist() == [0, 1]
+    assert made.state.by_token.counts is not None
+    assert made.state.by_token.counts[:2].sum(1).tolist() == [0, 1]
 
 
 def test_a_grammar_that_allows_nothing_leaves_nothing() -> None:
@@ -544,7 +544,8 @@ def test_plain_rows_bring_no_tables() -> None:
     for slot, kind in enumerate(({"temperature": 0}, {}, {"top_k": 2}, {"min_p": 0.1})):
         made.start(slot, SamplingParams(**kind), [0])
     made.step(LOGITS.expand(4, 4))
-    assert made.state.counts is made.state.prompt_seen is made.state.logit_bias is None
+    tables = made.state.by_token
+    assert tables.counts is tables.prompt_seen is tables.logit_bias is None
 
 
 def test_groups_are_kept_while_the_same_slots_sample() -> None:
