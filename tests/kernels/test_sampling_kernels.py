@@ -144,8 +144,9 @@ def check_sampling(vocab: int, padded: int, dtype: torch.dtype, device: str, see
             assert int(ours.tokens[slot, start + 1]) == max(int(out[row]), 0)
             plain.slots[slot].length = ours.slots[slot].length = start + 2  # type: ignore[union-attr]
             if plain.slots[slot].has_penalties:  # type: ignore[union-attr]
-                plain._count(slot, wanted[row : row + 1], 1)
-                assert torch.equal(ours.counts[slot], plain.counts[slot])  # type: ignore[index]
+                plain.by_token.count(slot, wanted[row : row + 1], 1)
+                counts = [state.by_token.count_tables()[0][slot] for state in (ours, plain)]
+                assert torch.equal(*counts)
 
 
 def check_uniforms(device: str) -> None:
