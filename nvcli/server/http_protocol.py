@@ -11,6 +11,9 @@ fill the memory or hold every connection.
 Requests that come before the reply to an earlier one (pipelining) wait in line. uvicorn tells only
 the last of them that the client has left, and stops reading, so that it would not know; here all
 are told, and reading goes on for a few of them.
+
+A target may be a whole URL (`GET http://name/path`, as to a proxy), and its name then counts before
+`Host` (RFC 9112, 3.2.2). It comes as one more `host` header, and the rest as any other target.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from nvcli.errors import RequestError
@@ -141,8 +145,24 @@ class GuardedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value.rstrip(b" \t"))  # the parser leaves it, and it is no value
+
+    def _split_whole_url(self) -> None:
+        target = httptools.parse_url(self.url)
+        if not target.host:  # "*"
+            return
+        host = b"[%b]" % target.host if b":" in target.host else target.host
+        if target.port is not None:
+            host += b":%d" % target.port
+        self.headers.append((b"host", host))
+        query = b"?" + target.query if target.query else b""
+        self.url = (target.path or b"/") + query
+
     def on_headers_complete(self) -> None:
         self._is_in_head = False
+        if not self.url.startswith(b"/"):
+            self._split_whole_url()
         self._num_head = self._num_body = self._num_body_before = 0
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]

@@ -87,6 +87,40 @@ def test_the_second_name_of_a_request_counts_too(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://localhost/v1/models", 200),
+        ("HTTP://LocalHost.:8000/v1/models?limit=1", 200),
+        ("http://[::1]:8000/v1/models", 200),
+        ("http://localhost", 404),
+        ("http://localhost?a=1", 404),
+        ("http://evil.example/v1/models", 403),
+        ("http://evil.example:8000/v1/models", 403),
+        ("http://evil.example", 403),
+        ("http://localhost@evil.example/v1/models", 403),
+        ("http://evil.example/live", 200),
+    ],
+)
+def test_the_name_in_a_target_that_is_a_whole_url_counts_too(
+    serve: Serve, target: str, status: int
+) -> None:
+    assert get(serve("x"), target, "host: localhost\r\n")[0] == status
+
+
+def test_a_target_that_is_a_whole_url_lets_no_other_host_in(serve: Serve) -> None:
+    assert get(serve("x"), "http://localhost/v1/models", "host: evil.example\r\n")[0] == 403
+
+
+def test_blanks_around_a_header_are_no_part_of_it(serve: Serve) -> None:
+    lines = "host: \t localhost \t \r\n"
+    served = serve("x")
+    assert get(served, "/v1/models", lines)[0] == 200
+    assert get(served, "/v1/models", "host: local host \r\n")[0] == 403
+    served = serve("x", config=ServerConfig(api_keys=("k",)))
+    assert get(served, "/v1/models", "x-api-key: k \t\r\n")[0] == 200
+
+
+@pytest.mark.parametrize(
     "config",
     [
         ServerConfig(api_keys=("k",)),
