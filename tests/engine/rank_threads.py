@@ -7,6 +7,7 @@ slot tables, bit by bit.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -84,10 +85,12 @@ class RankThreads:
     def check_slots(self) -> None:
         """All ranks hold the same slots; the dummy's may differ, nobody reads it."""
         first, *others = (runner.state for runner in self.runners)
-        for name in ("tokens", "block_table", "params_f", "params_i", "counts", "logit_bias"):
-            expected = getattr(first, name)
+        names = ("tokens", "block_table", "params_f", "params_i")
+        for name in (*names, "by_token.counts", "by_token.prompt_seen", "by_token.logit_bias"):
+            value_of = operator.attrgetter(name)
+            expected = value_of(first)
             for other in others:
-                value = getattr(other, name)
+                value = value_of(other)
                 assert (value is None) == (expected is None), name
                 if value is not None:
                     assert torch.equal(value, expected), name
