@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError
+from nvcli.server.files import new_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ Batch = dict[str, Any]
 def new_batch(file_id: str, endpoint: str, window: str, metadata: dict[str, str]) -> Batch:
     now = int(time.time())
     return {
-        "id": f"batch_{secrets.token_hex(12)}",
+        "id": new_id("batch_"),
         "object": "batch",
         "endpoint": endpoint,
         "errors": None,

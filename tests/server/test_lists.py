@@ -12,6 +12,7 @@ from nvcli.server.config import ServerConfig
 from nvcli.server.store import page
 from tests.server.conftest import Serve, Served
 from tests.server.test_http import check_error
+from tests.waiting import until
 
 KIND = {"content-type": "multipart/form-data; boundary=b"}
 HEAD = '--b\r\nContent-Disposition: form-data; name="'
@@ -90,6 +91,36 @@ def test_lists(serve: Serve, tmp_path: Path, make: Callable[[Served], str]) -> N
         for value in values:
             error = check_error(get(**{name: value}), 400)
             assert error["param"] == name
+
+
+def test_what_is_made_within_a_second_stays_in_order(serve: Serve, tmp_path: Path) -> None:
+    """So that a page begun before it was made does not miss it, and the next server takes batches
+    in the order in which they came."""
+    config = ServerConfig(storage=tmp_path)
+    served = serve("x", config=config)
+    made = {"/v1/files": [add_file(served) for _ in range(9)], "/v1/batches": []}
+    fields = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    for file_id in made["/v1/files"]:
+        answer = served.post("/v1/batches", {**fields, "input_file_id": file_id})
+        made["/v1/batches"].append(answer.json()["id"])
+    batches = served.app.state.batches
+    assert batches is not None
+    assert batches._thread is not None
+    batches.stop()
+    until(lambda: not batches._thread.is_alive(), "the folder is the next server's")
+    for each in (served, serve("x", config=config)):
+        for path, ids in made.items():
+            listed = each.client.get(path, params={"order": "asc", "limit": 100}).json()["data"]
+            assert [item["id"] for item in listed if item["id"] in ids] == ids
+
+
+def test_an_object_that_cannot_be_read_is_left_out(serve: Serve, tmp_path: Path) -> None:
+    served = serve("x", config=ServerConfig(storage=tmp_path))
+    file_id = add_file(served)
+    for number, text in enumerate(("", "[]", "null", '"x"', "{}", "\\xff")):
+        (tmp_path / "files" / f"file-{number:024}.json").write_text(text)
+    listed = served.client.get("/v1/files").json()["data"]
+    assert [item["id"] for item in listed] == [file_id]
 
 
 def test_an_item_that_is_given_twice_does_not_go_round() -> None:
