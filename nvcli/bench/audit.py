@@ -46,7 +46,7 @@ def warnings(
     load = run.header.get("load", {})
     if load.get("mode") == "closed" and law.W is not None:
         ends = [r.end_ns for r in inside if r.status == OK]
-        if little.is_cohort(ends, int(load.get("concurrency", 0)), law.W):
+        if little.is_cohort(ends, int(load.get("concurrency") or 0), law.W):
             found.append("lock-step: requests end in bunches; use random output lengths")
         alone = sum(r.status == OK and r.end_ns > window.end_ns for r in inside)
         if run.end.get("drained") and alone > 0.05 * len(inside):

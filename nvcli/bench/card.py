@@ -71,8 +71,10 @@ def _title(json: dict[str, Any]) -> str:
         environment.get("device"),
         f"nvcli {environment['nvcli']}" if environment.get("nvcli") else None,
         f"run {json['id']}",
-        f"seed {workload['seed']}" if "seed" in workload else None,
-        f"workload {workload['hash']} ({workload['text']})" if "hash" in workload else None,
+        f"seed {workload['seed']}" if workload.get("seed") is not None else None,
+        f"workload {workload['hash']} ({workload.get('text', '?')})"
+        if workload.get("hash")
+        else None,
     ]
     return " · ".join(p for p in parts if p)
 

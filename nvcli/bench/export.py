@@ -11,6 +11,8 @@ import csv
 import html
 import io
 import math
+import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import repeats
@@ -27,20 +29,31 @@ if TYPE_CHECKING:
     from nvcli.bench.record import Run
     from nvcli.bench.summary import Summary
 
+_DEVIATION = re.compile(rb"StdDeviation += +[\d.]+\]")
 SUFFIXES = (".json", ".jsonl", ".csv", ".md", ".html", ".png", ".hgrm")
 
 
-def check_suffix(path: Path) -> None:
-    """Raises `UsageError` before anything is measured."""
+def check_target(path: Path, *, has_requests: bool = True) -> None:
+    """Before anything is measured. Raises `UsageError` for a name of no known kind, a folder, a
+    place in no folder or where nothing may be written, and for a .hgrm of a run without requests.
+    """
     if path.suffix not in SUFFIXES:
         raise UsageError(f"--out {path}: the name must end in {', '.join(SUFFIXES)}", param="out")
     if path.suffix == ".hgrm":
+        if not has_requests:
+            raise UsageError(f"--out {path}: single steps have no requests to write", param="out")
         _histogram_class()
+    if path.is_dir():
+        raise UsageError(f"--out {path}: that is a folder", param="out")
+    if not path.parent.is_dir():
+        raise UsageError(f"--out {path}: there is no folder {path.parent}", param="out")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"--out {path}: nothing may be written there", param="out")
 
 
 def write(path: Path, source: Path, runs: Sequence[Run], summaries: Sequence[Summary]) -> None:
     """Write one file. Raises `NvcliError` when the disk refuses."""
-    check_suffix(path)
+    check_target(path)
     if path.suffix == ".jsonl" and path.exists() and path.samefile(source):
         return
     makers: dict[str, Callable[[], str | bytes]] = {
@@ -158,4 +171,7 @@ def to_hgrm(summary: Summary) -> bytes:
         histogram.record_value(us)
     buffer = io.BytesIO()
     histogram.output_percentile_distribution(buffer, 1000.0)  # to milliseconds
-    return buffer.getvalue()
+    # The library scales the mean and leaves the deviation beside it in the unit of the counts.
+    return _DEVIATION.sub(
+        b"StdDeviation = %12.3f]" % (histogram.get_stddev() / 1000.0), buffer.getvalue()
+    )

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
+from nvcli.bench import checked
 from nvcli.errors import UsageError
 from nvcli.paths import home_folder
 
@@ -237,16 +238,28 @@ def parse_runs(lines: Iterable[bytes], name: str) -> list[Run]:
             continue
         try:
             _take(json.loads(line, parse_constant=_no_constant), runs)
-        except (ValueError, RecursionError, TypeError, KeyError, IndexError) as exc:
+        except _BROKEN as exc:
             if number == last and runs:  # no line end behind it: the run was killed in a write
                 break
-            reason = exc if isinstance(exc, UsageError) else type(exc).__name__
+            is_json = not isinstance(exc, json.JSONDecodeError | RecursionError)
+            reason = exc if is_json and isinstance(exc, ValueError) else type(exc).__name__
             raise UsageError(
                 f"{name}: line {number + 1} is no line of a benchmark run ({reason})"
             ) from exc
     if not runs:
         raise UsageError(f"{name} holds no benchmark run")
     return runs
+
+
+_BROKEN = (
+    ValueError,
+    RecursionError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+)
 
 
 def _no_constant(text: str) -> float:
@@ -258,25 +271,29 @@ def _take(value: dict[str, Any], runs: list[Run]) -> None:
     if kind == "run":
         if value.get("schema") != SCHEMA:
             raise ValueError(f"schema is not {SCHEMA}")
-        runs.append(Run(value))
+        checked.header(value)
+        runs.append(Run({k: v for k, v in value.items() if v is not None}))
         return
     run = runs[-1]
     if kind == "request":
-        value["chunks"] = [(int(t), int(k)) for t, k in value.get("chunks", [])]
+        value["chunks"] = [(t, k) for t, k in value.get("chunks", [])]
         record = RequestRecord(**value)
         if record.status not in (OK, ERROR, TIMEOUT, UNFINISHED):
             raise ValueError(f"status {record.status!r}")  # else it would be lost without a word
-        for name in ("s_star_ns", "s_ns", "end_ns"):
-            if not isinstance(getattr(record, name), int):
-                raise ValueError(f"{name} is no whole number")
+        checked.request(record)
         run.requests.append(record)
     elif kind == "step":
-        run.steps.append(StepRecord(**value))
+        step = StepRecord(**value)
+        checked.step(step)
+        run.steps.append(step)
     elif kind == "gauge":
+        checked.gauge(value)
         run.gauges.append(value)
     elif kind == "point":
+        checked.point(value)
         run.points.append(value)
     elif kind == "end":
+        checked.end(value)
         run.end = value
     else:
         raise ValueError(f"kind {kind!r}")

@@ -43,11 +43,18 @@ def counter_rate(samples: list[tuple[int, float]], start: int, end: int) -> floa
 
 
 def step_mean(run: Run, window: Window, value: Callable[[StepRecord], int]) -> float | None:
-    """Mean over the window of what held during each step; idle time counts as 0."""
-    inside = [s for s in run.steps if window.start_ns < s.t_ns <= window.end_ns]
-    if not inside or window.width_s <= 0:
-        return None
-    return math.fsum(value(s) * s.dt_s for s in inside) / window.width_s
+    """Mean over the window of what held during each step; idle time counts as 0. Of a step across
+    an edge only the part inside counts."""
+    parts = [
+        value(s) * inside
+        for s in run.steps
+        if (inside := min(s.t_ns, window.end_ns) / 1e9 - _begin_s(s, window)) > 0
+    ]
+    return math.fsum(parts) / window.width_s if parts and window.width_s > 0 else None
+
+
+def _begin_s(step: StepRecord, window: Window) -> float:
+    return max(step.t_ns / 1e9 - step.dt_s, window.start_ns / 1e9)
 
 
 def server_side(
@@ -61,7 +68,7 @@ def server_side(
             [
                 (int(g["t_ns"]), float(g["running"] + g["waiting"]))
                 for g in run.gauges
-                if "running" in g
+                if {"running", "waiting"} <= set(g)
             ],
             window.start_ns,
             window.end_ns,

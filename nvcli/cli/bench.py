@@ -105,7 +105,7 @@ def latency(
     """
     check_positive(repeat=repeat)
     screen = settings_of(ctx).screen()
-    output.check()
+    output.check(has_requests=False)
     from nvcli.bench.offline import run_latency
 
     with stored_run() as path:

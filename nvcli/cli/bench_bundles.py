@@ -65,10 +65,10 @@ class OutputOptions:
     out: opts.OutOpt = None
     json: opts.JsonOpt = False
 
-    def check(self) -> None:
-        """Raises `UsageError` for a name of no known kind: before anything is measured."""
+    def check(self, *, has_requests: bool = True) -> None:
+        """Raises `UsageError` for a file that cannot be written: before anything is measured."""
         if self.out:
-            from nvcli.bench.export import check_suffix
+            from nvcli.bench.export import check_target
 
             for target in self.out:
-                check_suffix(target)
+                check_target(target, has_requests=has_requests)

@@ -102,8 +102,6 @@ def show(screen: Screen, path: Path, output: OutputOptions) -> int:
     output.check()
     runs: list[Run] = read_runs(path)
     summaries: list[Summary] = [summarize(run) for run in runs]
-    for target in output.out or ():
-        export.write(target, path, runs, summaries)
     if output.json:
         print_text(export.report_json(summaries))
     else:
@@ -113,6 +111,8 @@ def show(screen: Screen, path: Path, output: OutputOptions) -> int:
             print_lines(screen, [*([""] if index else []), *card(summary)])
         if over_runs := repeats.lines(summaries):
             print_lines(screen, over_runs)
+    for target in output.out or ():
+        export.write(target, path, runs, summaries)
     if any(s.unsound for s in summaries):
         return 6
     return 5 if any(s.missed for s in summaries) else 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nvcli.bench.record import RequestRecord, RunWriter, read_runs
+from nvcli.bench.record import RequestRecord, RunWriter, StepRecord, read_runs
 from nvcli.bench.summary import Summary, summarize
 from nvcli.errors import UsageError
 from tests.bench.runs import HEADER, MS, closed_loop, store
@@ -227,6 +229,10 @@ def test_hgrm_agrees_with_the_nearest_rank(tmp_path: Path, cli: Cli) -> None:
     p99 = summary(path).json["e2e_ms"]["p99"]
     at = next(float(v) for v, p, *_ in rows if p[0].isdigit() and float(p) >= 0.99)
     assert at == pytest.approx(p99, rel=0.01)
+    spread = statistics.pstdev((r.end_ns - r.s_star_ns) / MS for r in records)
+    told = re.search(r"StdDeviation = +([\d.]+)\]", out.read_text())
+    assert told is not None
+    assert float(told[1]) == pytest.approx(spread, rel=0.01)  # milliseconds, as all in the file
 
 
 def test_half_a_last_line_is_dropped_and_a_bad_one_is_named(tmp_path: Path) -> None:
@@ -247,6 +253,70 @@ def test_half_a_last_line_is_dropped_and_a_bad_one_is_named(tmp_path: Path) -> N
         read_runs(path)
 
 
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("run", {"load": "closed"}),
+    ("run", {"load": {"concurrency": "four"}}),
+    ("run", {"workload": [1]}),
+    ("run", {"workload": {"hash": 1}}),
+    ("run", {"slo": {"ttft": "fast"}}),
+    ("run", {"environment": {"cpus": "two"}}),
+    ("run", {"clock": {"name": "c"}}),
+    ("run", {"resources": {"slots": 3}}),
+    ("run", {"slo": {"speed": 1}}),
+    ("run", {"perf_model": {"shape": {}}}),
+    ("run", {"warmup": []}),
+    ("request", {"chunks": [[5, -3]]}),
+    ("request", {"chunks": [[5, 10**12]]}),
+    ("request", {"chunks": [["5", 1]]}),
+    ("request", {"n_out": "x"}),
+    ("request", {"n_in": -1}),
+    ("request", {"end_ns": 10**30}),
+    ("request", {"server": {"sched": "nan"}}),
+    ("request", {"server": None}),
+    ("step", {"t_ns": 5, "dt_s": None, "b": 0, "S": 0, "p": 0, "c": 0}),
+    ("gauge", {"running": 1}),
+    ("gauge", {"t_ns": 5, "running": []}),
+    ("point", {"name": None, "t_s": [1.0]}),
+    ("point", {"name": "p", "t_s": ["nan"]}),
+    ("end", {"wall_s": "long"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), WRONG)
+def test_a_line_of_other_kinds_is_a_usage_error_and_no_bug(
+    tmp_path: Path, cli: Cli, kind: str, wrong: dict[str, Any]
+) -> None:
+    path = store(tmp_path / "r.jsonl", closed_loop(2))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    at = next((i for i, line in enumerate(lines) if line["kind"] == kind), None)
+    if at is None:
+        lines.insert(at := 1, {"kind": kind})
+    lines[at] |= wrong
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = cli("bench", "report", str(path))
+    assert (result.code, result.out) == (2, "")
+    assert f"line {at + 1} is no line of a benchmark run" in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_a_step_across_the_window_s_edge_counts_by_its_part(tmp_path: Path) -> None:
+    """Steps of 400 ms that hold four requests, over a window that cuts the first and the last."""
+    (run,) = read_runs(store(tmp_path / "r.jsonl", closed_loop(20), warmup=0.1))
+    for i in range(1, 5):
+        fields = {"b": 4, "S": 40, "p": 0, "c": 0, "running": 4}
+        run.steps.append(StepRecord(t_ns=400 * i * MS, dt_s=0.4, **fields))
+    found = summarize(run).json["little"]
+    assert found["L"] == pytest.approx(4, rel=0.02)
+    assert found["server_L"] == pytest.approx(4)
+    assert found["mean_batch"] == pytest.approx(4)
+
+
+def test_a_gauge_of_running_requests_alone_is_no_load(tmp_path: Path) -> None:
+    (run,) = read_runs(store(tmp_path / "r.jsonl", closed_loop(20)))
+    run.gauges = [{"t_ns": i * 10 * MS, "running": 4.0} for i in range(90)]
+    assert summarize(run).json["little"]["server_L"] is None
+
+
 def test_define_explains_and_a_run_is_needed(cli: Cli) -> None:
     assert "nearest rank" in cli("bench", "report", "--define").out
     assert cli("bench", "report").code == 2
@@ -258,6 +328,38 @@ def test_out_names_are_checked_first(tmp_path: Path, cli: Cli) -> None:
     result = cli("bench", "report", str(path), "--out", "x.pdf")
     assert (result.code, result.out) == (2, "")
     assert ".hgrm" in result.err
+
+
+def test_out_places_are_checked_before_anything_is_measured(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "folder.json").mkdir()
+    for target, told in (("no/x.json", "there is no folder"), ("folder.json", "a folder")):
+        for verb in ("latency", "throughput", "serve", "sweep"):
+            result = cli("bench", verb, "--out", str(tmp_path / target))
+            assert (result.code, result.out) == (2, "")
+            assert told in result.err
+    result = cli("bench", "latency", "--out", str(tmp_path / "x.hgrm"))
+    assert result.code == 2
+    assert "no requests" in result.err
+    assert not (tmp_path / "state").exists()
+
+
+def test_what_cannot_be_written_in_the_end_leaves_the_report(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up while the load runs: the numbers were printed by then."""
+    path = store(tmp_path / "r.jsonl", closed_loop())
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    result = cli("bench", "report", str(path), "--out", str(tmp_path / "x.json"))
+    assert result.code == 1
+    assert "No space left" in result.err
+    assert re.search(r"^rate +\d", result.out, re.M)
 
 
 def test_runs_are_found_by_id(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
