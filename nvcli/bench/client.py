@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from nvcli.bench.checked import MOST_TOKENS
 from nvcli.bench.record import ERROR, OK, TIMEOUT, UNFINISHED, RequestRecord, now_ns
 from nvcli.errors import NvcliError
 
@@ -74,14 +75,27 @@ def take_event(
     """Count an event's tokens; their ids go to `answer`. Raises `EndpointError`."""
     if data == b"[DONE]":
         return
-    event = orjson.loads(data)
+    try:
+        _take(record, orjson.loads(data), moment, answer)
+    except (ValueError, AttributeError, KeyError, TypeError) as exc:
+        text = data[:80].decode("utf-8", "replace")
+        raise EndpointError(f"an event that is none of OpenAI's API: {text}") from exc
+
+
+def _take(
+    record: RequestRecord, event: dict[str, Any], moment: int, answer: list[int] | None
+) -> None:
     if event.get("error"):
         error = event["error"]
         raise EndpointError(str(error.get("message", error) if isinstance(error, dict) else error))
     usage = event.get("usage")
     if usage:
-        record.n_in, record.n_out = usage["prompt_tokens"], usage["completion_tokens"]
-        record.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        record.n_in, record.n_out = (
+            _tokens(usage["prompt_tokens"]),
+            _tokens(usage["completion_tokens"]),
+        )
+        record.cached = None if cached is None else _tokens(cached)
     count = 0
     for choice in event.get("choices") or ():
         ids = choice.get("token_ids")
@@ -97,6 +111,13 @@ def take_event(
     if record.chunks and record.chunks[-1][0] == moment:
         count += record.chunks.pop()[1]
     record.chunks.append((moment, count))
+
+
+def _tokens(value: object) -> int:
+    """A number of tokens as it was told. Raises `ValueError` for anything else."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST_TOKENS:
+        raise ValueError(f"{value!r} tokens")
+    return value
 
 
 class Client:
@@ -131,13 +152,17 @@ class Client:
         await self._session.close()
 
     async def get(self, path: str) -> bytes | None:
-        """The body of a GET; None when it is refused."""
+        """The body of a GET; None when it is refused, or takes longer than a request may."""
         import aiohttp
 
+        headers = self.endpoint.headers
         try:
-            async with self._session.get(self._base + path, headers=self.endpoint.headers) as got:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._session.get(self._base + path, headers=headers) as got,
+            ):
                 return await got.read() if got.status == 200 else None
-        except (aiohttp.ClientError, OSError):
+        except (aiohttp.ClientError, OSError):  # a TimeoutError is an OSError
             return None
 
     async def send(self, planned: Planned, record: RequestRecord) -> list[int]:

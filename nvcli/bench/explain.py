@@ -94,10 +94,12 @@ def model_rows(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> lis
     lens = equal_parts([r.n_in or 0 for r in done])
     slots = int(run.header.get("slots") or 1)
     if load.get("mode") == "open":
-        cv = float(load.get("arrival_cv", 1.0))
+        if load.get("rate") is None:  # all at once is no rate
+            return []
+        cv = float(1.0 if load.get("arrival_cv") is None else load["arrival_cv"])
         predicted = model.open(float(load["rate"]), n_in, n_out, slots, cv, cached, lens)
     else:
-        places = int(load.get("concurrency", 1))
+        places = int(load.get("concurrency") or 1)
         predicted = model.closed(places, n_in, n_out, slots, cached, lens)
     if predicted is None:
         return []

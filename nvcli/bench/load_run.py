@@ -182,15 +182,15 @@ class LoadRun:
         later: Planned | None = planned
         while later is not None:
             planned = later
-            record, answer = await self._one(planned, s_star)
-            s_star = record.end_ns
+            record, answer, s_star = await self._one(planned, s_star)
             # An endpoint that tells no token ids gets the conversation without its answers.
             later = planned.next_turn(answer, self._load.max_len)
             if record.status != OK or self._is_over or self._is_over_at(s_star):
                 break
         return s_star
 
-    async def _one(self, planned: Planned, s_star: int) -> tuple[RequestRecord, list[int]]:
+    async def _one(self, planned: Planned, s_star: int) -> tuple[RequestRecord, list[int], int]:
+        """The record, the answer's token ids, and the moment that the place is free again."""
         record = new_record(planned, s_star)
         self._result.num_planned += 1
         self._live[id(record)] = record
@@ -203,9 +203,10 @@ class LoadRun:
             if not self._live:
                 for task in self._filling:
                     task.cancel()
-        if record.status == ERROR:
-            await asyncio.sleep(PAUSE_S)
-        return record, answer
+        if record.status != ERROR:
+            return record, answer, record.end_ns
+        await asyncio.sleep(PAUSE_S)
+        return record, answer, now_ns()  # the pause is ours: nobody was meant to be sent in it
 
     async def _fill(self, free: int, until: int) -> None:
         """Keep a place taken behind the end: no records, cut off when the last record is in, and

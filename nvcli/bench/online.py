@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import re
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -57,13 +58,15 @@ class Point:
     def as_json(self) -> dict[str, Any]:
         if self.trace is not None:
             rate, cv = self.trace.rate, self.trace.gap_cv
+            is_spread = math.isfinite(rate)
+            pace = f"{rate:.3g}/s, gap CV {cv:.2g}" if is_spread else "all at once"
             return {
                 "mode": "open",
-                "rate": rate,
+                "rate": rate if is_spread else None,
                 "arrival": f"trace {self.trace.digest}",
                 "arrival_cv": cv,
                 "cap": self.concurrency,
-                "text": f"{self.trace.kind} trace, {rate:.3g}/s, gap CV {cv:.2g}",
+                "text": f"{self.trace.kind} trace, {pace}",
             }
         if self.rate is None:
             return {
@@ -254,9 +257,12 @@ class Session:
         body = await self._client.get("/metrics")
         if body is None:
             return {}
-        return {
-            _GAUGES[name]: float(value) for name, value in _METRIC.findall(body) if name in _GAUGES
-        }
+        found = {}
+        for name, value in _METRIC.findall(body):
+            with contextlib.suppress(ValueError):  # no number is no sample
+                if name in _GAUGES and 0 <= (number := float(value)) < math.inf:
+                    found[_GAUGES[name]] = number
+        return found
 
     async def _watch(self, run: RunWriter) -> None:
         sampler = Sampler(self.options.num_gpus) if self.options.with_gpu else None

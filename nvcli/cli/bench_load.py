@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from nvcli.repl.screen import Screen
 
+_GENERAL = ("quiet", "verbose", "color", "log_file", "debug", "config", "profile", "show_config")
 SERVE_S, RUNG_S = 60.0, 20.0
 
 
@@ -75,6 +76,7 @@ def serve(
     """
     screen = settings_of(ctx).screen()
     if self_test:
+        _check_alone(ctx)
         return _self_test(screen)
     check_positive(concurrency=concurrency, requests=requests, duration=duration, rate=rate)
     check_positive(timeout=client.timeout, repeat=repeat, speed=speed)
@@ -186,12 +188,12 @@ def _show_sweep(screen: Screen, path: Path, output: OutputOptions, *, was_interr
     runs = read_runs(path)
     summaries = [summarize(run) for run in runs]
     result = sweep.analyse(summaries)
-    for target in output.out or ():
-        export.write(target, path, runs, summaries)
     if output.json:
         print_text(dump({"id": path.stem, **result.as_json()}))
     else:
         print_lines(screen, sweep.table(result))
+    for target in output.out or ():
+        export.write(target, path, runs, summaries)
     screen.note(f"saved as {path.stem}; 'nvcli bench report {path.stem}' shows every point")
     if was_interrupted:
         raise InterruptedRunError(KEPT)
@@ -201,6 +203,18 @@ def _show_sweep(screen: Screen, path: Path, output: OutputOptions, *, was_interr
         return 6
     has_slo = any(row["has_slo"] for row in result.rows)
     return 5 if has_slo and result.best_under_slo is None else 0
+
+
+def _check_alone(ctx: typer.Context) -> None:
+    """Raises `UsageError` where the self-test, which has its own load, is given one."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    given = [n for n, s in sources.items() if s is not None and s.name == "COMMANDLINE"]
+    others = [name for name in given if name != "self_test" and name not in _GENERAL]
+    if others:
+        name = "URL" if others[0] == "url" else f"--{others[0].replace('_', '-')}"
+        raise UsageError(
+            f"{name} has no part in --self-test", hint="It has its own server and load."
+        )
 
 
 def _self_test(screen: Screen) -> int:

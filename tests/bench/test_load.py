@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -28,13 +28,16 @@ from nvcli.bench.client import (
 )
 from nvcli.bench.load_run import Load, LoadResult, LoadRun
 from nvcli.bench.online import Options, Point, Session
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel
 from nvcli.bench.record import RequestRecord, Run, read_runs
 from nvcli.bench.selftest import Check
+from nvcli.bench.shape import Shape
 from nvcli.bench.summary import summarize
 from nvcli.bench.target import Target, server_flags
+from nvcli.bench.traces import read_trace
 from nvcli.bench.workload import WARM, Arrival, Lengths, Planned, Workload
 from nvcli.errors import UsageError
-from tests.bench.runs import closed_loop
+from tests.bench.runs import closed_loop, store
 from tests.cli.conftest import Cli
 from tests.waiting import PATIENCE_S, until
 
@@ -80,6 +83,35 @@ def test_tokens_are_counted_not_chunks() -> None:
     take_event(r, b"[DONE]", 6)
     assert r.chunks == [(2, 2), (3, 2)]
     assert (r.n_in, r.n_out, r.cached) == (9, 5, None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{not json",
+        b"[1, 2]",
+        b'{"choices": [null]}',
+        b'{"choices": [{"token_ids": 5}]}',
+        b'{"usage": {"prompt_tokens": 3}}',
+        b'{"usage": {"prompt_tokens": 3, "completion_tokens": "x"}}',
+        b'{"usage": {"prompt_tokens": -3, "completion_tokens": 1}}',
+    ],
+)
+def test_an_event_of_another_kind_fails_its_request_and_is_shown(data: bytes) -> None:
+    r = record()
+    with pytest.raises(EndpointError, match="none of OpenAI's API") as told:
+        take_event(r, data, 1)
+    assert data.decode() in str(told.value)
+    assert (r.n_in, r.n_out, r.chunks) == (1, None, [])
+
+
+def test_the_pause_after_a_failure_is_no_wait_of_the_next_request() -> None:
+    """Nobody was meant to be sent while the client holds back, so s* comes behind the pause."""
+    load = Load(concurrency=1, num_requests=8)
+    records = drive("http://127.0.0.1:1", load).records
+    assert [r.status for r in records] == ["error"] * 8
+    for before, after in itertools.pairwise(records):
+        assert after.s_star_ns - before.end_ns >= 9 * MS
 
 
 # --- against the stub ----------------------------------------------------------------------------
@@ -149,6 +181,46 @@ def test_timeout_is_a_record() -> None:
     with stub_server(1e6, 0, 0) as url:
         result = drive(url, Load(concurrency=1, num_requests=1), timeout_s=0.05)
     assert [(r.status, r.chunks) for r in result.records] == [("timeout", [])]
+
+
+class Metrics:
+    """A server that tells `body` of itself."""
+
+    def __init__(self, body: bytes | None) -> None:
+        self._body = body
+
+    async def get(self, path: str) -> bytes | None:
+        return self._body
+
+
+def test_gauges_that_are_no_numbers_are_no_samples(tmp_path: Path) -> None:
+    """A sample that was stored can be read again."""
+    body = b"""# HELP nvcli:num_requests_running now
+nvcli:num_requests_running{model="m"} 3
+vllm:num_requests_waiting -1.5e-3
+nvcli:kv_cache_usage_perc NaN
+nvcli:kv_blocks 1.2.3
+vllm:num_preemptions_total 1e999
+"""
+    session = Session(Target("http://x"), Options(SMALL), tmp_path / "r.jsonl", "serve")
+    session._client = cast("Client", Metrics(body))
+    assert asyncio.run(session._gauges()) == {"running": 3.0}
+
+
+def test_a_trace_of_one_moment_has_no_rate(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    row = {"timestamp": 0, "input_length": 8, "output_length": 3, "hash_ids": [1]}
+    file.write_text((json.dumps(row) + "\n") * 3)
+    trace = read_trace(file)
+    load = Point(trace=trace).as_json()
+    assert (load["rate"], load["text"]) == (None, "Mooncake trace, all at once")
+    (run,) = read_runs(store(tmp_path / "r.jsonl", closed_loop(3), load=load))
+    hardware = Hardware("h", 1e10, 1e11)
+    shape = Shape(64, 2, 4, 2, 16, 128, 1000, is_tied=True)
+    run.header["perf_model"] = PerfModel(shape, Cost.from_datasheet(shape, hardware)).as_json(
+        hardware
+    )
+    assert summarize(run).json["model_rows"] == []
 
 
 def test_dead_server_gives_errors_not_exceptions() -> None:
@@ -477,6 +549,9 @@ BAD = [
     ["throughput", "--requests", "0"],
     ["plan", "--gpu", "Voodoo2"],
     ["plan", "--rate", "0"],
+    ["serve", "http://127.0.0.1:1", "--self-test"],
+    ["serve", "--self-test", "-c", "3"],
+    ["serve", "--self-test", "--json"],
 ]
 
 
