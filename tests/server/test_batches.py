@@ -491,6 +491,7 @@ def test_a_full_disk_ends_no_more_than_it_must(
     client = client_of(served)
     served.llm.device.gate.clear()
     _, batches = start(client, ONE, ONE)
+    until(lambda: client.batches.retrieve(batches[0]).status == "in_progress", "it has begun")
     full = {batches[0]}
     write = batches_module.write_json
 
