@@ -47,6 +47,8 @@ class Server(uvicorn.Server):
             for connection in [*connections]:
                 connection.transport.abort()
             await asyncio.sleep(0)
+        if tasks := {*self.server_state.tasks}:  # a file that was sent is closed by its task
+            await asyncio.wait(tasks, timeout=1)
 
 
 class Served:
