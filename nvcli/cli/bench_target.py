@@ -67,7 +67,10 @@ def target_of(
 
     screen.note("starting nvcli serve")
     with own_server(server_flags(fields)) as own:
-        yield own_target(own, engine.model or DEFAULT_MODEL, fields)
+        target = own_target(own, engine.model or DEFAULT_MODEL, fields)
+        if target.calibration is None:
+            screen.note("no prediction: nothing is calibrated here; `nvcli bench latency` does it")
+        yield target
 
 
 def _clean_url(url: str) -> str:

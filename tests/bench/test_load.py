@@ -9,7 +9,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -696,3 +699,23 @@ def test_server_flags() -> None:
     given = {"model": "m", "memory_utilization": 0.5, "max_num_seqs": None}
     assert server_flags({"enforce_eager": True}) == ["--enforce-eager"]
     assert server_flags(given) == ["--model", "m", "--gpu-memory-utilization", "0.5"]
+
+
+def test_own_server_says_why_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvcli.cli import bench_target
+    from nvcli.cli.engine_options import EngineOptions
+
+    notes: list[str] = []
+
+    @contextmanager
+    def own_server(flags: list[str]) -> Iterator[str]:
+        yield "http://127.0.0.1:1"
+
+    screen = SimpleNamespace(note=notes.append)
+    monkeypatch.setattr("nvcli.bench.children.own_server", own_server)
+    for found, count in ((None, 1), (SimpleNamespace(depth=0, slots=8), 0)):
+        notes.clear()
+        monkeypatch.setattr("nvcli.bench.calibrate.find", lambda *_, found=found: found)
+        with bench_target.target_of(None, None, EngineOptions(), screen):  # type: ignore[arg-type]
+            pass
+        assert sum("`nvcli bench latency`" in note for note in notes) == count
