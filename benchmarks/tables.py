@@ -46,7 +46,7 @@ ENGINE_WORKLOADS = {
     "D": ("prefill_tok_s", "64 prompts of 2,048, prompt tokens/s", True),
     "E": ("cold_s", "256 prompts sharing 2,048 tokens, s", False),
     "L": ("ttft_s", "one prompt of 32,768, s", False),
-    "start": ("ready_s", "start to ready, nothing compiled yet, s", False),
+    "start": ("ready_s", "start to ready, s", False),
 }
 
 

@@ -19,6 +19,7 @@ from nvcli.batch.prescan import can_prescan
 from nvcli.batch.records import Failure, Record, identify, parse_record
 from nvcli.batch.rows import read_rows
 from nvcli.batch.spelling import Teller
+from nvcli.engine.engine import Request
 from nvcli.errors import NvcliError, UsageError
 from nvcli.protocol import (
     ChatRequest,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
     from nvcli.batch.rows import Row
-    from nvcli.engine.engine import Request
     from nvcli.text import Tokenizer
 
 logger = logging.getLogger("nvcli")
@@ -130,8 +130,6 @@ class Preparer:
 
 
 def _pooling_requests(prompts: list[PreparedPrompt], position: int) -> list[Request]:
-    from nvcli.engine.engine import Request  # a dry run needs no engine
-
     return [
         Request(
             request_id=f"batch-{position}-{number}",

@@ -10,23 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import signal
 import sys
-import threading
-import time
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from nvcli.engine.child import be_child_of
 from nvcli.errors import EngineClosedError, NvcliError
-
-_PARENT_INTERVAL_S = 0.5
 
 
 def main() -> NoReturn:
     pipe = Connection(int(sys.argv[1]))
-    _die_with_parent(int(sys.argv[2]))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # to the group; rank 0 decides
-        signal.signal(number, signal.SIG_IGN)
+    be_child_of(int(sys.argv[2]))
     try:
         _work(pipe, pickle.loads(pipe.recv_bytes()))
     except EOFError:
@@ -80,19 +74,6 @@ def _report(pipe: Connection, error: Exception) -> None:
         pipe.send_bytes(pickle.dumps(message))
     except OSError:
         os._exit(1)
-
-
-def _die_with_parent(parent: int) -> None:
-    """The kernel's own signal for that comes when the *thread* that started us ends, and that may
-    be one that only loads.
-    """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_INTERVAL_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="nvcli-parent", daemon=True).start()
 
 
 if __name__ == "__main__":

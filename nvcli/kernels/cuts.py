@@ -61,7 +61,11 @@ Product = Gemv | Skinny | Tiles
 
 
 def gemv_cut(size: int, num_outputs: int) -> Gemv:
-    """One row of so many columns."""
+    """One row of so many columns.
+
+    Long rows: few outputs a program, so that there are enough programs, and pieces that leave a
+    thread 16 to 64 weights and no last piece that is mostly empty.
+    """
     width = next_power_of_2(size)
     if width <= MAX_WHOLE:
         outputs = 8 if num_outputs >= MANY_OUTPUTS else 4 if width <= 1024 else 2

@@ -3,7 +3,7 @@
 FA2 is the package `flash-attn`, whose pages hold a multiple of 256 tokens. FA3 is the module
 `flash_attn_interface` for Hopper, with pages of any size; its varlen function knows no page table,
 so `flash_attn_with_kvcache` serves prefill chunks and decode alike. It reads pages without the
-tensor memory accelerator and is a tenth to a fifth slower for it, so the keys of a long chunk alone
+tensor memory accelerator and is slower for it, so the keys of a long chunk alone
 in its step are gathered first. `NVCLI_FLAT_KEYS=0` in the environment turns that off.
 """
 

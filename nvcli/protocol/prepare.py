@@ -10,12 +10,12 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nvcli.engine.engine import Request
 from nvcli.errors import ContextLengthError, InvalidParameterError
 from nvcli.protocol.structured import grammar_spec
 from nvcli.protocol.tools import Tools
 
 if TYPE_CHECKING:
-    from nvcli.engine.engine import Request
     from nvcli.engine.grammar import Grammar, GrammarSpec
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import CompletionRequest, TokenIds
@@ -120,8 +120,6 @@ def engine_request(
     Raises `InvalidParameterError` for a value out of range, `GrammarError` for a grammar that
     cannot be used.
     """
-    from nvcli.engine.engine import Request  # a dry run needs no engine
-
     params = llm.sampling(enable_thinking=prompt.enable_thinking, **sampling)
     if prompt.bad_words:
         params = params.replace(bad_words=(*params.bad_words, *prompt.bad_words))

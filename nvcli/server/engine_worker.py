@@ -1,8 +1,7 @@
 """The engine's process: `python -m nvcli.server.engine_worker FD`, started by `RemoteEngine`.
 
 It reads requests from the socket and writes outputs back, all that are there in one frame. It ends
-with its parent: at the end of the socket, or when it sees that it has another parent. (The kernel's
-own signal for that comes when the *thread* that started us ends, and that is the one that loads.)
+with its parent: at the end of the socket, or when it sees that it has another parent.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import contextlib
 import logging
 import os
 import queue
-import signal
 import socket
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from nvcli.engine.child import be_child_of
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.errors import EngineError, NvcliError
 from nvcli.heap import frozen_heap
@@ -33,22 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("nvcli")
 
-_PARENT_INTERVAL_S = 0.5
 _STATS_INTERVAL_S = 0.25
 COMPILERS = 2  # grammars at once, beside the engine's thread
 
 Piece = tuple[str, Any]  # id of the request, packed output
-
-
-def die_with_parent(parent: int) -> None:
-    """End this process soon after the parent has, however it did."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_INTERVAL_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="nvcli-parent", daemon=True).start()
 
 
 class Worker:
@@ -168,13 +154,7 @@ def load_llm(config: EngineConfig) -> ServerEngine:
 
 def main(load: Callable[[EngineConfig], ServerEngine] = load_llm) -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
-    die_with_parent(int(sys.argv[2]))
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # sent to the group; the parent decides
-        signal.signal(number, signal.SIG_IGN)
+    be_child_of(int(sys.argv[2]))
     try:
         llm = load(read_frame(sock))
         sock.sendall(encode(("loaded", describe(llm))))
