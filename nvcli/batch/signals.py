@@ -34,16 +34,19 @@ def handle_signals(put: Callable[[Wish], object]) -> Iterator[None]:
         num_interrupts += 1
         put(Wish.FINISH if num_interrupts == 1 else Wish.STOP)
 
-    def hang_up(signum: int, frame: object) -> None:
-        signal.signal(signum, signal.SIG_IGN)  # the shell sends one, the kernel another
-        put(Wish.HANG_UP)
+    def end(wish: Wish) -> Callable[[int, object], None]:
+        def handle(signum: int, frame: object) -> None:
+            # Another SIGHUP has nothing to say: the shell sends one and the kernel another, and
+            # systemd one behind a SIGTERM. It must not cut off what is told at the end.
+            if hasattr(signal, "SIGHUP"):
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            put(wish)
 
-    handlers: dict[int, Any] = {
-        signal.SIGINT: interrupt,
-        signal.SIGTERM: lambda signum, frame: put(Wish.TERMINATE),
-    }
+        return handle
+
+    handlers: dict[int, Any] = {signal.SIGINT: interrupt, signal.SIGTERM: end(Wish.TERMINATE)}
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        handlers[signal.SIGHUP] = hang_up  # nohup, which ignores it, means what it says
+        handlers[signal.SIGHUP] = end(Wish.HANG_UP)  # nohup, which ignores it, means what it says
     for name in ("SIGUSR1", "SIGINFO"):
         if hasattr(signal, name):
             handlers[getattr(signal, name)] = lambda signum, frame: put(Wish.STATUS)

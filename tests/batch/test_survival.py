@@ -497,10 +497,10 @@ def test_two_interrupts_stop_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"),
-    [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "hung up")],
+    ("number", "codes"), [(signal.SIGTERM, {143, 129}), (signal.SIGHUP, {129})]
 )
-def test_an_end_by_a_signal_flushes(tmp_path: Path, number: int, code: int, word: str) -> None:
+def test_an_end_by_a_signal_flushes(tmp_path: Path, number: int, codes: set[int]) -> None:
+    """Of two that are there when Python looks, it takes the lower number first."""
     source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(500)])
     out = tmp_path / "out.jsonl"
     process = start_process(source, "-o", out, fake=SLOWER)
@@ -509,7 +509,8 @@ def test_an_end_by_a_signal_flushes(tmp_path: Path, number: int, code: int, word
     with suppress(ProcessLookupError):
         process.send_signal(signal.SIGHUP)  # the shell sends one, the kernel another; also systemd
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code
+    assert process.returncode in codes
+    word = {143: "terminated", 129: "hung up"}[process.returncode]
     num_lines = len(read_lines(out))
     assert num_lines >= 3
     message = f"nvcli: {word}; {num_lines} records are safe in {out}. Run it again with --resume"
