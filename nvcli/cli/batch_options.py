@@ -27,138 +27,97 @@ RUNNING = "Running"
 _SHARD = parser(parse_shard, "a shard")
 
 
-def _enum(flag: str, kind: type[StrEnum], help: str, group: str) -> Any:
-    return option(flag, parser=choice(kind), metavar="|".join(kind), group=group, help=help)
+def _enum(group: str, flag: str, kind: type[StrEnum], help: str) -> Any:
+    return option(group, f"{flag} {'|'.join(kind)}", help, choice(kind))
 
 
 InputArg = Annotated[
     str, typer.Argument(metavar="INPUT", help="A file of records, or - for standard input.")
 ]
-OutOpt = Annotated[
-    Path | None,
-    option("-o", "--output", metavar="OUT", group=OUTPUT, help="Default: standard output."),
-]
+OutOpt = Annotated[Path | None, option(OUTPUT, "-o, --output OUT", "Default: standard output.")]
 InputFormatOpt = Annotated[
     InputFormat,
-    _enum("--input-format", InputFormat, "auto goes by the name, .gz and .zst too.", INPUT),
+    _enum(INPUT, "--input-format", InputFormat, "auto goes by the name, .gz and .zst too."),
 ]
 PromptFieldOpt = Annotated[
     str | None,
     option(
-        "--prompt-field",
-        "--column",
-        metavar="NAME",
-        group=INPUT,
-        help="Where the prompt is: key of a JSON record or column of a table; default: prompt.",
+        INPUT,
+        "--prompt-field, --column NAME",
+        "Where the prompt is: key of a JSON record or column of a table; default: prompt.",
     ),
 ]
 OnDuplicateOpt = Annotated[
     OnDuplicate,
     _enum(
+        INPUT,
         "--on-duplicate",
         OnDuplicate,
         "An id that comes twice: error (default), suffix #2, or keep both.",
-        INPUT,
     ),
 ]
 StrictOpt = Annotated[
-    bool,
-    option("--strict", group=INPUT, help="A bad record ends the run before it starts, exit 2."),
+    bool, option(INPUT, "--strict", "A bad record ends the run before it starts, exit 2.")
 ]
-SkipOpt = Annotated[
-    int,
-    option("--skip", parser=INT, metavar="N", group=INPUT, help="Leave out the first N records."),
-]
-LimitOpt = Annotated[
-    int | None,
-    option("--limit", parser=INT, metavar="N", group=INPUT, help="Take at most N records."),
-]
+SkipOpt = Annotated[int, option(INPUT, "--skip N", "Leave out the first N records.", INT)]
+LimitOpt = Annotated[int | None, option(INPUT, "--limit N", "Take at most N records.", INT)]
 ShardOpt = Annotated[
-    Shard | None,
-    option(
-        "--shard",
-        parser=_SHARD,
-        metavar="i/n",
-        group=INPUT,
-        help="Take every n-th record, from 1/n to n/n.",
-    ),
+    Shard | None, option(INPUT, "--shard i/n", "Take every n-th record, from 1/n to n/n.", _SHARD)
 ]
 OutputFormatOpt = Annotated[
     OutputFormat,
     _enum(
+        OUTPUT,
         "--output-format",
         OutputFormat,
         "auto: OpenAI's envelope for OpenAI's lines, simple for others.",
-        OUTPUT,
     ),
 ]
 IncludeThinkingOpt = Annotated[
-    bool,
-    option("--include-thinking", group=OUTPUT, help="Thinking in its own field, `thinking`."),
+    bool, option(OUTPUT, "--include-thinking", "Thinking in its own field, `thinking`.")
 ]
 EchoOpt = Annotated[
     str | None,
     option(
-        "--echo",
-        metavar="FIELDS",
-        group=OUTPUT,
-        help="Copy these input fields, with commas between, to `input` of the output.",
+        OUTPUT,
+        "--echo FIELDS",
+        "Copy these input fields, with commas between, to `input` of the output.",
     ),
 ]
 ProgressOpt = Annotated[
     ProgressMode,
-    _enum("--progress", ProgressMode, "On standard error; auto: a bar on a terminal.", OUTPUT),
+    _enum(OUTPUT, "--progress", ProgressMode, "On standard error; auto: a bar on a terminal."),
 ]
 StatsJsonOpt = Annotated[
-    Path | None,
-    option("--stats-json", metavar="FILE", group=OUTPUT, help="Statistics of the run as JSON."),
+    Path | None, option(OUTPUT, "--stats-json FILE", "Statistics of the run as JSON.")
 ]
-ResumeOpt = Annotated[
-    bool,
-    option("--resume", group=RESUMING, help="Keep what OUT has, run what is missing."),
-]
+ResumeOpt = Annotated[bool, option(RESUMING, "--resume", "Keep what OUT has, run what is missing.")]
 RetryErrorsOpt = Annotated[
-    bool,
-    option("--retry-errors", group=RESUMING, help="Like --resume; run failed records again."),
+    bool, option(RESUMING, "--retry-errors", "Like --resume; run failed records again.")
 ]
 ForceResumeOpt = Annotated[
-    bool,
-    option("--force-resume", group=RESUMING, help="Resume although model or options differ."),
+    bool, option(RESUMING, "--force-resume", "Resume although model or options differ.")
 ]
-ForceOpt = Annotated[bool, option("--force", group=RESUMING, help="Replace OUT.")]
-AppendOpt = Annotated[bool, option("--append", group=RESUMING, help="Write behind OUT's lines.")]
+ForceOpt = Annotated[bool, option(RESUMING, "--force", "Replace OUT.")]
+AppendOpt = Annotated[bool, option(RESUMING, "--append", "Write behind OUT's lines.")]
 OrderOpt = Annotated[
-    Order,
-    _enum("--order", Order, "Of the output; completion: as they end.", RUNNING),
+    Order, _enum(RUNNING, "--order", Order, "Of the output; completion: as they end.")
 ]
 WindowOpt = Annotated[
     int | None,
     option(
-        "--window",
-        parser=INT,
-        metavar="N",
-        group=RUNNING,
-        help="Records on their way at once; default 4 x the engine's sequences.",
+        RUNNING,
+        "--window N",
+        "Records on their way at once; default 4 x the engine's sequences.",
+        INT,
     ),
 ]
 MaxErrorsOpt = Annotated[
     int | None,
-    option(
-        "--max-errors",
-        parser=INT,
-        metavar="N",
-        group=RUNNING,
-        help="Stop when more than N records have failed, exit 1.",
-    ),
+    option(RUNNING, "--max-errors N", "Stop when more than N records have failed, exit 1.", INT),
 ]
 DryRunOpt = Annotated[
     bool,
-    option(
-        "--dry-run",
-        group=RUNNING,
-        help="Only count: records, bad lines, tokens, time. Needs no GPU.",
-    ),
+    option(RUNNING, "--dry-run", "Only count: records, bad lines, tokens, time. Needs no GPU."),
 ]
-BatchJsonOpt = Annotated[
-    bool, option("--json", group=OUTPUT, help="The report of --dry-run as JSON.")
-]
+BatchJsonOpt = Annotated[bool, option(OUTPUT, "--json", "The report of --dry-run as JSON.")]

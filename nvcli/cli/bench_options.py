@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from nvcli.cli.declare import ARGUMENTS, FLOAT, INPUT, INT, OUTPUT, option, parser
 
-load = partial(option, group="Load")
+LOAD = "Load"
 
 _LENGTHS = parser(lambda text: _parse_lengths(text), "a length")
 _SECONDS = parser(lambda text: _parse_seconds(text), "a time")
@@ -79,119 +78,98 @@ ModelArg = Annotated[
     ),
 ]
 ConcurrencyOpt = Annotated[
-    int | None,
-    load(
-        "-c",
-        "--concurrency",
-        parser=INT,
-        metavar="N",
-        help="Closed loop: so many requests at once.",
-    ),
+    int | None, option(LOAD, "-c, --concurrency N", "Closed loop: so many requests at once.", INT)
 ]
-RequestsOpt = Annotated[
-    int | None, load("--requests", parser=INT, metavar="N", help="End after N requests.")
-]
-DurationOpt = Annotated[
-    float | None, load("--duration", parser=_SECONDS, metavar="T", help="Send for 60s, 2m.")
-]
+RequestsOpt = Annotated[int | None, option(LOAD, "--requests N", "End after N requests.", INT)]
+DurationOpt = Annotated[float | None, option(LOAD, "--duration T", "Send for 60s, 2m.", _SECONDS)]
 InLenOpt = Annotated[
     Any,
-    load(
-        "--in-len",
-        parser=_LENGTHS,
-        metavar="LEN",
-        help="Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. "
+    option(
+        LOAD,
+        "--in-len LEN",
+        "Prompt tokens: 1024, 128:2048, geometric:MEAN, lognormal:MEAN:CV. "
         "Default: 128 (card: 64:192).",
+        _LENGTHS,
     ),
 ]
 OutLenOpt = Annotated[
     Any,
-    load(
-        "--out-len",
-        parser=_LENGTHS,
-        metavar="LEN",
-        help="Answer tokens, in the same ways. Default: 64 (card: 32:96).",
+    option(
+        LOAD,
+        "--out-len LEN",
+        "Answer tokens, in the same ways. Default: 64 (card: 32:96).",
+        _LENGTHS,
     ),
 ]
 DataOpt = Annotated[
-    str,
-    load(
-        "--data", metavar="SOURCE", help="random token ids (default), jsonl:PATH or sharegpt:PATH."
-    ),
+    str, option(LOAD, "--data SOURCE", "random token ids (default), jsonl:PATH or sharegpt:PATH.")
 ]
 PrefixOpt = Annotated[
     str | None,
-    load(
-        "--prefix",
-        metavar="LEN:GROUPS",
-        help="Put one of GROUPS shared prefixes of LEN tokens before every prompt.",
+    option(
+        LOAD,
+        "--prefix LEN:GROUPS",
+        "Put one of GROUPS shared prefixes of LEN tokens before every prompt.",
     ),
 ]
 CacheOpt = Annotated[
     str,
-    load(
-        "--cache",
-        parser=parser(_parse_cache, "cold, warm or keep"),
-        metavar="cold|warm|keep",
-        help="cold: other prompts in every run (default); warm: prompts repeat and were sent "
+    option(
+        LOAD,
+        "--cache cold|warm|keep",
+        "cold: other prompts in every run (default); warm: prompts repeat and were sent "
         "before; keep: the same prompts in every run.",
+        parser(_parse_cache, "cold, warm or keep"),
     ),
 ]
 TurnsOpt = Annotated[
     int,
-    load(
-        "--turns",
-        parser=INT,
-        metavar="K",
-        help="Conversations of K requests, each behind the one before and its answer.",
+    option(
+        LOAD,
+        "--turns K",
+        "Conversations of K requests, each behind the one before and its answer.",
+        INT,
     ),
 ]
 UntilOpt = Annotated[
     float | None,
-    load(
-        "--until-ci",
-        parser=parser(_parse_share, "a share as 5%"),
-        metavar="X%",
-        help="End when the 95 % intervals of tok/s and of the median e2e are within X %; "
+    option(
+        LOAD,
+        "--until-ci X%",
+        "End when the 95 % intervals of tok/s and of the median e2e are within X %; "
         "at most --duration (default 10m). Exit 6 when they are not.",
+        parser(_parse_share, "a share as 5%"),
     ),
 ]
 WarmupOpt = Annotated[
     Any,
-    load(
-        "--warmup",
-        parser=parser(_parse_warmup, "auto or a time"),
-        metavar="auto|T",
-        help="What the report cuts at the start; auto (default) finds it.",
+    option(
+        LOAD,
+        "--warmup auto|T",
+        "What the report cuts at the start; auto (default) finds it.",
+        parser(_parse_warmup, "auto or a time"),
     ),
 ]
 SloOpt = Annotated[
     Any,
-    load(
-        "--slo",
-        parser=_SLO,
-        metavar="LIMITS",
-        help="ttft=300ms,tpot=25ms,e2e=5s,stall=1s; exit 5 when more than 1 % miss them.",
+    option(
+        LOAD,
+        "--slo LIMITS",
+        "ttft=300ms,tpot=25ms,e2e=5s,stall=1s; exit 5 when more than 1 % miss them.",
+        _SLO,
     ),
 ]
-BenchSeedOpt = Annotated[
-    int, load("--seed", parser=INT, metavar="N", help="Same seed, same workload.")
-]
-RepeatOpt = Annotated[
-    int, load("--repeat", parser=INT, metavar="N", help="Measure so often; default 5.")
-]
+BenchSeedOpt = Annotated[int, option(LOAD, "--seed N", "Same seed, same workload.", INT)]
+RepeatOpt = Annotated[int, option(LOAD, "--repeat N", "Measure so often; default 5.", INT)]
 OutOpt = Annotated[
     list[Path] | None,
     option(
-        "--out",
-        metavar="FILE",
-        group=OUTPUT,
-        help="Write .json .jsonl .csv .md .html .png or .hgrm, by its suffix; may be given again.",
+        OUTPUT,
+        "--out FILE",
+        "Write .json .jsonl .csv .md .html .png or .hgrm, by its suffix; may be given again.",
     ),
 ]
-JsonOpt = Annotated[
-    bool, option("--json", group=OUTPUT, help="One object with every number, stable names.")
-]
+JsonOpt = Annotated[bool, option(OUTPUT, "--json", "One object with every number, stable names.")]
 RunArg = Annotated[
     str | None,
     typer.Argument(
@@ -201,33 +179,30 @@ RunArg = Annotated[
         help="A .jsonl file, the id of a stored run, or last.",
     ),
 ]
-DefineOpt = Annotated[
-    bool, option("--define", group=OUTPUT, help="Print how every number is defined.")
-]
+DefineOpt = Annotated[bool, option(OUTPUT, "--define", "Print how every number is defined.")]
 AArg = Annotated[str, typer.Argument(metavar="A", help="The run to compare with.")]
 BArg = Annotated[str, typer.Argument(metavar="B", help="The run in question.")]
 GateOpt = Annotated[
     list[str] | None,
     option(
-        "--gate",
-        metavar="RULE",
-        group=INPUT,
-        help="e2e.p99<=+5%, out_tok_s>=-3%, ttft.p99<=300ms, goodput>=0.95; may be given again.",
+        INPUT,
+        "--gate RULE",
+        "e2e.p99<=+5%, out_tok_s>=-3%, ttft.p99<=300ms, goodput>=0.95; may be given again.",
     ),
 ]
 LenientOpt = Annotated[
-    bool, option("--lenient", group=INPUT, help="A gate that nothing can be said about passes.")
+    bool, option(INPUT, "--lenient", "A gate that nothing can be said about passes.")
 ]
 AnyWorkloadOpt = Annotated[
-    bool, option("--any-workload", group=INPUT, help="Compare although the workloads differ.")
+    bool, option(INPUT, "--any-workload", "Compare although the workloads differ.")
 ]
 RunsOpt = Annotated[
     int,
-    load(
-        "--repeat",
-        parser=INT,
-        metavar="N",
-        help="Run the load N times; from three on 'compare' resamples whole runs.",
+    option(
+        LOAD,
+        "--repeat N",
+        "Run the load N times; from three on 'compare' resamples whole runs.",
+        INT,
     ),
 ]
 UrlArg = Annotated[
@@ -241,96 +216,78 @@ UrlArg = Annotated[
 ]
 RateOpt = Annotated[
     float | None,
-    load(
-        "--rate",
-        parser=FLOAT,
-        metavar="R",
-        help="Open loop: R requests a second, whatever the server does; -c then caps it.",
+    option(
+        LOAD,
+        "--rate R",
+        "Open loop: R requests a second, whatever the server does; -c then caps it.",
+        FLOAT,
     ),
 ]
 ArrivalOpt = Annotated[
     Any,
-    load(
-        "--arrival",
-        parser=parser(_parse_arrival, "an arrival"),
-        metavar="KIND",
-        help="Gaps of an open loop: poisson (default), constant, gamma:CV.",
+    option(
+        LOAD,
+        "--arrival KIND",
+        "Gaps of an open loop: poisson (default), constant, gamma:CV.",
+        parser(_parse_arrival, "an arrival"),
     ),
 ]
 TraceOpt = Annotated[
     Path | None,
-    load(
-        "--trace",
-        metavar="FILE",
-        help="Replay recorded traffic: Mooncake, Qwen-Bailian, Azure or BurstGPT.",
+    option(
+        LOAD, "--trace FILE", "Replay recorded traffic: Mooncake, Qwen-Bailian, Azure or BurstGPT."
     ),
 ]
 SpeedOpt = Annotated[
-    float | None, load("--speed", parser=FLOAT, metavar="X", help="Replay a trace X times as fast.")
+    float | None, option(LOAD, "--speed X", "Replay a trace X times as fast.", FLOAT)
 ]
 JitterOpt = Annotated[
-    bool, load("--jitter", help="Spread requests of one tick of a trace over the tick.")
+    bool, option(LOAD, "--jitter", "Spread requests of one tick of a trace over the tick.")
 ]
 TimeoutOpt = Annotated[
     float,
-    load(
-        "--timeout",
-        parser=_SECONDS,
-        metavar="T",
-        help="A request that takes longer failed; default: 300s.",
-    ),
+    option(LOAD, "--timeout T", "A request that takes longer failed; default: 300s.", _SECONDS),
 ]
 GpuMetricsOpt = Annotated[
-    bool, load("--gpu-metrics", help="Sample the power and use of the GPU (NVML).")
+    bool, option(LOAD, "--gpu-metrics", "Sample the power and use of the GPU (NVML).")
 ]
 ServedModelOpt = Annotated[
     str | None,
-    load(
-        "--served-model-name",
-        metavar="NAME",
-        help="What requests to URL call the model; default: the first it lists.",
+    option(
+        LOAD,
+        "--served-model-name NAME",
+        "What requests to URL call the model; default: the first it lists.",
     ),
 ]
 SelfTestOpt = Annotated[
     bool,
     option(
+        INPUT,
         "--self-test",
-        group=INPUT,
-        help="Measure a stub with a known timetable; exit 6 when the client is off.",
+        "Measure a stub with a known timetable; exit 6 when the client is off.",
     ),
 ]
 ConcurrenciesOpt = Annotated[
     Any,
-    load(
-        "--concurrencies",
-        parser=parser(_parse_numbers, "a list of whole numbers"),
-        metavar="N,N,...",
-        help="The ladder of a closed loop; default: 1, 2, 4, ... to the server's slots.",
+    option(
+        LOAD,
+        "--concurrencies N,N,...",
+        "The ladder of a closed loop; default: 1, 2, 4, ... to the server's slots.",
+        parser(_parse_numbers, "a list of whole numbers"),
     ),
 ]
 RatesOpt = Annotated[
     Any,
-    load(
-        "--rates",
-        parser=parser(_parse_list, "a list of numbers"),
-        metavar="R,R,...",
-        help="The ladder of an open loop, requests a second.",
+    option(
+        LOAD,
+        "--rates R,R,...",
+        "The ladder of an open loop, requests a second.",
+        parser(_parse_list, "a list of numbers"),
     ),
 ]
-GpuOpt = Annotated[
-    str | None,
-    option("--gpu", metavar="NAME", group=INPUT, help="Plan for this GPU by its datasheet."),
-]
+GpuOpt = Annotated[str | None, option(INPUT, "--gpu NAME", "Plan for this GPU by its datasheet.")]
 PlanReplicasOpt = Annotated[
     int,
-    option(
-        "--replicas",
-        parser=INT,
-        metavar="N",
-        group=INPUT,
-        help="Plan for N engines that share the requests; default 1.",
-    ),
+    option(INPUT, "--replicas N", "Plan for N engines that share the requests; default 1.", INT),
 ]
-ExplainOpt = Annotated[
-    bool, option("--explain", group=OUTPUT, help="Say it in words, with these numbers.")
-]
+ExplainOpt = Annotated[bool, option(OUTPUT, "--explain", "Say it in words, with these numbers.")]

@@ -27,8 +27,7 @@ ShellArg = Annotated[
     typer.Argument(metavar="bash|zsh|fish", show_default=False, help="The shell that reads it."),
 ]
 ValuesOpt = Annotated[
-    str | None,
-    option("--values", metavar="KIND", group=ARGUMENTS, hidden=True, help="For the scripts."),
+    str | None, option(ARGUMENTS, "--values KIND", "For the scripts.", hidden=True)
 ]
 
 

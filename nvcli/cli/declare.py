@@ -27,11 +27,16 @@ CLUSTER = "Cluster"
 ARGUMENTS = "Arguments"
 
 
-def option(*flags: str, help: str, group: str, metavar: str | None = None, **more: Any) -> Any:
+def option(
+    group: str, spelling: str, help: str, parser: Callable[[str], Any] | None = None, **more: Any
+) -> Any:
+    """`spelling` is how the help page shows it: `-t, --temperature X`. `more`: what Typer takes."""
+    words = spelling.split(" ")
     return typer.Option(
-        *flags,
+        *(word.removesuffix(",") for word in words if word.startswith("-")),
         help=help,
-        metavar=metavar,
+        metavar=None if words[-1].startswith("-") else words[-1],
+        parser=parser,
         rich_help_panel=group,
         show_default=False,
         show_envvar=False,

@@ -15,134 +15,109 @@ from nvcli.errors import UsageError
 ModelOpt = Annotated[
     str | None,
     option(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        group=MODEL,
+        MODEL,
+        "-m, --model MODEL",
+        "A local folder or a Hugging Face id; without it the built-in demo model.",
         envvar="NVCLI_MODEL",
-        help="A local folder or a Hugging Face id; without it the built-in demo model.",
     ),
 ]
 DeviceOpt = Annotated[
     str | None,
     option(
-        "--device",
-        metavar="auto|cuda|cpu",
-        group=MODEL,
-        help="Where to run; auto takes CUDA when a device is there.",
+        MODEL, "--device auto|cuda|cpu", "Where to run; auto takes CUDA when a device is there."
     ),
 ]
 DTypeOpt = Annotated[
     str | None,
     option(
-        "--dtype",
-        metavar="NAME",
-        group=MODEL,
-        help="auto, float32, float16 or bfloat16; auto: float32 on the CPU, 16 bits on CUDA.",
+        MODEL,
+        "--dtype NAME",
+        "auto, float32, float16 or bfloat16; auto: float32 on the CPU, 16 bits on CUDA.",
     ),
 ]
 KVCacheDTypeOpt = Annotated[
     str | None,
     option(
-        "--kv-cache-dtype",
-        metavar="NAME",
-        group=MODEL,
-        help="Type of cached keys and values, also fp8 (half of 16 bits); auto follows --dtype.",
+        MODEL,
+        "--kv-cache-dtype NAME",
+        "Type of cached keys and values, also fp8 (half of 16 bits); auto follows --dtype.",
     ),
 ]
 LoadFormatOpt = Annotated[
     str | None,
     option(
-        "--load-format",
-        metavar="auto|safetensors|dummy",
-        group=MODEL,
-        help="dummy fills random weights, for speed work without a download.",
+        MODEL,
+        "--load-format auto|safetensors|dummy",
+        "dummy fills random weights, for speed work without a download.",
     ),
 ]
 EnforceEagerOpt = Annotated[
     bool,
     option(
+        MODEL,
         "--enforce-eager",
-        group=MODEL,
-        help="Launch each kernel by itself, without CUDA graphs; to look for a fault.",
+        "Launch each kernel by itself, without CUDA graphs; to look for a fault.",
     ),
 ]
 DeterministicOpt = Annotated[
     bool,
-    option(
-        "--deterministic",
-        group=MODEL,
-        help="Exactly the same tokens, whatever shares the batch; slower.",
-    ),
+    option(MODEL, "--deterministic", "Exactly the same tokens, whatever shares the batch; slower."),
 ]
 MaxModelLenOpt = Annotated[
     int | None,
     option(
-        "--max-model-len",
-        metavar="N",
-        group=MODEL,
-        parser=LENGTH,
-        help="Prompt plus answer limit in tokens, also as 32k; default: what the model allows.",
+        MODEL,
+        "--max-model-len N",
+        "Prompt plus answer limit in tokens, also as 32k; default: what the model allows.",
+        LENGTH,
     ),
 ]
 MemoryOpt = Annotated[
     float | None,
     option(
-        "--gpu-memory-utilization",
-        parser=FLOAT,
-        metavar="X",
-        group=MODEL,
-        help="Share of memory for weights and KV cache, over 0 to 1; default 0.9 (CPU: 0.5).",
+        MODEL,
+        "--gpu-memory-utilization X",
+        "Share of memory for weights and KV cache, over 0 to 1; default 0.9 (CPU: 0.5).",
+        FLOAT,
     ),
 ]
 MaxNumSeqsOpt = Annotated[
     int | None,
-    option(
-        "--max-num-seqs",
-        parser=INT,
-        metavar="N",
-        group=MODEL,
-        help="Sequences running at once; default 256 (CPU: 16).",
-    ),
+    option(MODEL, "--max-num-seqs N", "Sequences running at once; default 256 (CPU: 16).", INT),
 ]
 TensorParallelOpt = Annotated[
     int | None,
     option(
-        "--tensor-parallel-size",
-        "--tp",
-        parser=INT,
-        metavar="N",
-        group=MODEL,
-        help="GPUs that hold the model together (CPU: processes); default 1.",
+        MODEL,
+        "--tensor-parallel-size, --tp N",
+        "GPUs that hold the model together (CPU: processes); default 1.",
+        INT,
     ),
 ]
 ReplicasOpt = Annotated[
     int | None,
     option(
-        "--replicas",
-        parser=INT,
-        metavar="N",
-        group=CLUSTER,
-        help="Engines that share the work, each in a Ray actor; pip install 'nvcli[ray]'.",
+        CLUSTER,
+        "--replicas N",
+        "Engines that share the work, each in a Ray actor; pip install 'nvcli[ray]'.",
+        INT,
     ),
 ]
 RayAddressOpt = Annotated[
     str | None,
     option(
-        "--ray-address",
-        metavar="ADDRESS",
-        group=CLUSTER,
-        help="Of a running cluster; default: RAY_ADDRESS, or one on this machine.",
+        CLUSTER,
+        "--ray-address ADDRESS",
+        "Of a running cluster; default: RAY_ADDRESS, or one on this machine.",
     ),
 ]
 AttachOpt = Annotated[
     str | None,
     option(
-        "--attach",
-        metavar="auto|never|URL|uds",
-        group=MODEL,
+        MODEL,
+        "--attach auto|never|URL|uds",
+        "Use a running nvcli serve: at this URL or socket; auto: your own, if one runs.",
         envvar="NVCLI_ATTACH",
-        help="Use a running nvcli serve: at this URL or socket; auto: your own, if one runs.",
     ),
 ]
 

@@ -52,8 +52,8 @@ NameArg = Annotated[
     str, typer.Argument(metavar="MODEL", help="demo, a Hugging Face id, or a folder.")
 ]
 RepositoryArg = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face id.")]
-JsonOpt = Annotated[bool, option("--json", group=OUTPUT, help="As JSON, for scripts.")]
-YesOpt = Annotated[bool, option("-y", "--yes", group=OUTPUT, help="Do not ask.")]
+JsonOpt = Annotated[bool, option(OUTPUT, "--json", "As JSON, for scripts.")]
+YesOpt = Annotated[bool, option(OUTPUT, "-y, --yes", "Do not ask.")]
 
 models = typer.Typer(
     cls=ModelsGroup, name="models", rich_markup_mode=None, context_settings=CONTEXT

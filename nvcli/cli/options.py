@@ -33,71 +33,55 @@ class ThinkingChoice(StrEnum):
 # --- general -------------------------------------------------------------------------------------
 
 VersionOpt = Annotated[
-    bool, option("--version", help="Print the version and exit.", group=GLOBAL, is_eager=True)
+    bool, option(GLOBAL, "--version", "Print the version and exit.", is_eager=True)
 ]
-QuietOpt = Annotated[
-    bool, option("-q", "--quiet", help="No notes, only answers and errors.", group=GLOBAL)
-]
+QuietOpt = Annotated[bool, option(GLOBAL, "-q, --quiet", "No notes, only answers and errors.")]
 VerboseOpt = Annotated[
     int,
     option(
-        "-v",
-        "--verbose",
-        help="Tell more, also how the model was loaded; -vv: everything.",
-        group=GLOBAL,
+        GLOBAL,
+        "-v, --verbose",
+        "Tell more, also how the model was loaded; -vv: everything.",
         count=True,
     ),
 ]
 ColorOpt = Annotated[
     ColorMode,
     option(
-        "--color",
-        parser=choice(ColorMode),
-        metavar="auto|always|never",
-        group=GLOBAL,
+        GLOBAL,
+        "--color auto|always|never",
+        "Colour; auto follows the terminal, NO_COLOR and FORCE_COLOR.",
+        choice(ColorMode),
         envvar="NVCLI_COLOR",
-        help="Colour; auto follows the terminal, NO_COLOR and FORCE_COLOR.",
     ),
 ]
 LogFileOpt = Annotated[
     Path | None,
-    option(
-        "--log-file",
-        metavar="FILE",
-        group=GLOBAL,
-        envvar="NVCLI_LOG",
-        help="Append the full log to this file.",
-    ),
+    option(GLOBAL, "--log-file FILE", "Append the full log to this file.", envvar="NVCLI_LOG"),
 ]
-DebugOpt = Annotated[
-    bool, option("--debug", help="Show Python tracebacks of errors.", group=GLOBAL)
-]
+DebugOpt = Annotated[bool, option(GLOBAL, "--debug", "Show Python tracebacks of errors.")]
 ConfigOpt = Annotated[
     Path | None,
     option(
-        "--config",
-        metavar="FILE",
-        group=GLOBAL,
+        GLOBAL,
+        "--config FILE",
+        "Read this file in place of ./nvcli.toml and your own.",
         envvar="NVCLI_CONFIG",
-        help="Read this file in place of ./nvcli.toml and your own.",
     ),
 ]
 ProfileOpt = Annotated[
     str | None,
     option(
-        "--profile",
-        metavar="NAME",
-        group=GLOBAL,
+        GLOBAL,
+        "--profile NAME",
+        "Use the [profile.NAME] tables of the configuration.",
         envvar="NVCLI_PROFILE",
-        help="Use the [profile.NAME] tables of the configuration.",
     ),
 ]
 ShowConfigOpt = Annotated[
     bool,
     option(
-        "--show-config",
-        group=GLOBAL,
-        help="After a command's name: print each value and where it came from.",
+        GLOBAL, "--show-config", "After a command's name: print each value and where it came from."
     ),
 ]
 
@@ -111,101 +95,78 @@ PromptArg = Annotated[
         help="The question. Without it, and with a terminal, a conversation starts.",
     ),
 ]
-SystemOpt = Annotated[
-    str | None,
-    option("-s", "--system", metavar="TEXT|@FILE", group=INPUT, help="System prompt."),
-]
+SystemOpt = Annotated[str | None, option(INPUT, "-s, --system TEXT|@FILE", "System prompt.")]
 FileOpt = Annotated[
     list[Path] | None,
     option(
-        "-f",
-        "--file",
-        metavar="PATH",
-        group=INPUT,
-        help="Put this file before the question; may be given again, - is standard input.",
+        INPUT,
+        "-f, --file PATH",
+        "Put this file before the question; may be given again, - is standard input.",
     ),
 ]
 StdinPositionOpt = Annotated[
     StdinPosition,
     option(
-        "--stdin-position",
-        parser=choice(StdinPosition),
-        metavar="before|after",
-        group=INPUT,
-        help="Where piped text goes: before (default) or after the question.",
+        INPUT,
+        "--stdin-position before|after",
+        "Where piped text goes: before (default) or after the question.",
+        choice(StdinPosition),
     ),
 ]
-NoStdinOpt = Annotated[bool, option("--no-stdin", group=INPUT, help="Do not read standard input.")]
+NoStdinOpt = Annotated[bool, option(INPUT, "--no-stdin", "Do not read standard input.")]
 InteractiveOpt = Annotated[
     bool,
     option(
-        "-i",
-        "--interactive",
-        group=INPUT,
-        help="Answer PROMPT or the piped text, then go on as a conversation.",
+        INPUT, "-i, --interactive", "Answer PROMPT or the piped text, then go on as a conversation."
     ),
 ]
-RawOpt = Annotated[
-    bool, option("--raw", group=INPUT, help="Continue the text as it is, no chat template.")
-]
+RawOpt = Annotated[bool, option(INPUT, "--raw", "Continue the text as it is, no chat template.")]
 
 # --- chat: output --------------------------------------------------------------------------------
 
 ShowThinkingOpt = Annotated[
     ThinkingChoice,
     option(
-        "--show-thinking",
-        parser=choice(ThinkingChoice),
-        metavar="MODE",
-        group=OUTPUT,
-        help="full, fold (one line), hide, or auto: full on a terminal. On standard error.",
+        OUTPUT,
+        "--show-thinking MODE",
+        "full, fold (one line), hide, or auto: full on a terminal. On standard error.",
+        choice(ThinkingChoice),
     ),
 ]
 NoStreamOpt = Annotated[
-    bool, option("--no-stream", group=OUTPUT, help="Print the answer when it is complete.")
+    bool, option(OUTPUT, "--no-stream", "Print the answer when it is complete.")
 ]
 JsonOpt = Annotated[
     bool,
     option(
+        OUTPUT,
         "--json",
-        group=OUTPUT,
-        help="One JSON object: model, text, thinking, tool_calls, finish_reason, usage, timings.",
+        "One JSON object: model, text, thinking, tool_calls, finish_reason, usage, timings.",
     ),
 ]
-DoctorJsonOpt = Annotated[
-    bool, option("--json", group=OUTPUT, help="One JSON object: ok, model, checks.")
-]
+DoctorJsonOpt = Annotated[bool, option(OUTPUT, "--json", "One JSON object: ok, model, checks.")]
 StatsOpt = Annotated[
     bool,
-    option(
-        "--stats",
-        group=OUTPUT,
-        help="Statistics line on standard error, also when that is no terminal.",
-    ),
+    option(OUTPUT, "--stats", "Statistics line on standard error, also when that is no terminal."),
 ]
 MarkdownOpt = Annotated[
     bool | None,
     option(
+        OUTPUT,
         "--markdown/--plain",
-        group=OUTPUT,
-        help="Render Markdown (default on a terminal) or print the text as it is.",
+        "Render Markdown (default on a terminal) or print the text as it is.",
     ),
 ]
 FailOnLengthOpt = Annotated[
-    bool,
-    option(
-        "--fail-on-length",
-        group=OUTPUT,
-        help="Exit 1 when the answer was cut by a token limit.",
-    ),
+    bool, option(OUTPUT, "--fail-on-length", "Exit 1 when the answer was cut by a token limit.")
 ]
 NoHistoryOpt = Annotated[
     bool,
     option(
+        OUTPUT,
         "--no-history",
-        group=OUTPUT,
+        "Keep no history of what is typed, and save no conversation.",
         envvar="NVCLI_NO_HISTORY",
-        help="Keep no history of what is typed, and save no conversation.",
     ),
 ]
 
@@ -214,78 +175,63 @@ NoHistoryOpt = Annotated[
 ToolsOpt = Annotated[
     list[Path] | None,
     option(
-        "--tools",
-        metavar="FILE",
-        group=TOOLS,
-        help="Python file whose functions the model may call; may be given again.",
+        TOOLS, "--tools FILE", "Python file whose functions the model may call; may be given again."
     ),
 ]
 McpOpt = Annotated[
     Path | None,
     option(
-        "--mcp",
-        metavar="FILE",
-        group=TOOLS,
-        help="MCP servers whose tools the model may call: the usual mcpServers JSON.",
+        TOOLS,
+        "--mcp FILE",
+        "MCP servers whose tools the model may call: the usual mcpServers JSON.",
     ),
 ]
 AllowToolOpt = Annotated[
     list[str] | None,
     option(
-        "--allow-tool",
-        metavar="NAME",
-        group=TOOLS,
-        help="Run this tool without asking; may be given again, * is all of them.",
+        TOOLS,
+        "--allow-tool NAME",
+        "Run this tool without asking; may be given again, * is all of them.",
     ),
 ]
 ContinueOpt = Annotated[
-    bool, option("-c", "--continue", group=SESSION, help="Go on with the last conversation.")
+    bool, option(SESSION, "-c, --continue", "Go on with the last conversation.")
 ]
 SessionOpt = Annotated[
     str | None,
     option(
-        "--session",
-        metavar="NAME",
-        group=SESSION,
-        help="Go on with this conversation, or begin it; it is saved under this name.",
+        SESSION,
+        "--session NAME",
+        "Go on with this conversation, or begin it; it is saved under this name.",
     ),
 ]
-NoSaveOpt = Annotated[
-    bool, option("--no-save", group=SESSION, help="Do not save the conversation.")
-]
+NoSaveOpt = Annotated[bool, option(SESSION, "--no-save", "Do not save the conversation.")]
 ExtractOpt = Annotated[
     int | None,
     option(
-        "-x",
-        "--extract",
-        parser=INT,
-        metavar="[N]",
-        group=OUTPUT,
-        help="Print only the first, or the N-th, code block of the answer.",
+        OUTPUT,
+        "-x, --extract [N]",
+        "Print only the first, or the N-th, code block of the answer.",
+        INT,
     ),
 ]
 StreamJsonOpt = Annotated[
     bool,
     option(
+        OUTPUT,
         "--stream-json",
-        group=OUTPUT,
-        help="A JSON object a line as it comes: thinking, text, tool_call, tool_result, done.",
+        "A JSON object a line as it comes: thinking, text, tool_call, tool_result, done.",
     ),
 ]
 StatsJsonOpt = Annotated[
     Path | None,
     option(
-        "--stats-json",
-        metavar="FILE",
-        group=OUTPUT,
-        help="Write statistics: command, model, usage, timings, engine.",
+        OUTPUT, "--stats-json FILE", "Write statistics: command, model, usage, timings, engine."
     ),
 ]
 DryRunOpt = Annotated[
     bool,
     option(
-        "--dry-run",
-        group=OUTPUT,
-        help="Print the prompt that the model would read, and its tokens to stderr.",
+        OUTPUT, "--dry-run", "Print the prompt that the model would read, and its tokens to stderr."
     ),
 ]

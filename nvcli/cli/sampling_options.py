@@ -17,120 +17,78 @@ class AnswerFormat(StrEnum):
 TemperatureOpt = Annotated[
     float | None,
     option(
-        "-t",
-        "--temperature",
-        parser=FLOAT,
-        metavar="X",
-        group=SAMPLING,
-        help="0 to 2; 0 is greedy. Default: the model's, for Qwen3 0.6 thinking, 0.7 without.",
+        SAMPLING,
+        "-t, --temperature X",
+        "0 to 2; 0 is greedy. Default: the model's, for Qwen3 0.6 thinking, 0.7 without.",
+        FLOAT,
     ),
 ]
 TopPOpt = Annotated[
-    float | None,
-    option(
-        "--top-p",
-        parser=FLOAT,
-        metavar="X",
-        group=SAMPLING,
-        help="Keep the likeliest tokens of mass X.",
-    ),
+    float | None, option(SAMPLING, "--top-p X", "Keep the likeliest tokens of mass X.", FLOAT)
 ]
 TopKOpt = Annotated[
-    int | None,
-    option(
-        "--top-k",
-        parser=INT,
-        metavar="N",
-        group=SAMPLING,
-        help="Keep the N likeliest tokens; 0: all.",
-    ),
+    int | None, option(SAMPLING, "--top-k N", "Keep the N likeliest tokens; 0: all.", INT)
 ]
 MinPOpt = Annotated[
     float | None,
-    option(
-        "--min-p",
-        parser=FLOAT,
-        metavar="X",
-        group=SAMPLING,
-        help="Drop tokens less likely than X times the likeliest.",
-    ),
+    option(SAMPLING, "--min-p X", "Drop tokens less likely than X times the likeliest.", FLOAT),
 ]
 PresencePenaltyOpt = Annotated[
     float | None,
     option(
-        "--presence-penalty",
-        parser=FLOAT,
-        metavar="X",
-        group=SAMPLING,
-        help="-2 to 2; over 0 makes tokens already in the answer less likely.",
+        SAMPLING,
+        "--presence-penalty X",
+        "-2 to 2; over 0 makes tokens already in the answer less likely.",
+        FLOAT,
     ),
 ]
 RepetitionPenaltyOpt = Annotated[
     float | None,
     option(
-        "--repetition-penalty",
-        parser=FLOAT,
-        metavar="X",
-        group=SAMPLING,
-        help="Over 0 to 2; over 1 makes tokens of prompt and answer less likely.",
+        SAMPLING,
+        "--repetition-penalty X",
+        "Over 0 to 2; over 1 makes tokens of prompt and answer less likely.",
+        FLOAT,
     ),
 ]
 MaxTokensOpt = Annotated[
     int | None,
     option(
-        "-n",
-        "--max-tokens",
-        parser=INT,
-        metavar="N",
-        group=SAMPLING,
-        help="At most N tokens, thinking included; default: the room left in the context.",
+        SAMPLING,
+        "-n, --max-tokens N",
+        "At most N tokens, thinking included; default: the room left in the context.",
+        INT,
     ),
 ]
 StopOpt = Annotated[
     list[str] | None,
-    option(
-        "--stop",
-        metavar="TEXT",
-        group=SAMPLING,
-        help="End the answer before this text; may be given again.",
-    ),
+    option(SAMPLING, "--stop TEXT", "End the answer before this text; may be given again."),
 ]
-SeedOpt = Annotated[
-    int | None,
-    option("--seed", parser=INT, metavar="N", group=SAMPLING, help="Same seed, same answer."),
-]
+SeedOpt = Annotated[int | None, option(SAMPLING, "--seed N", "Same seed, same answer.", INT)]
 ThinkOpt = Annotated[
     bool | None,
     option(
+        SAMPLING,
         "--think/--no-think",
-        group=SAMPLING,
-        help="Let the model think before it answers; default: yes, where it can.",
+        "Let the model think before it answers; default: yes, where it can.",
     ),
 ]
 ThinkBudgetOpt = Annotated[
     int | None,
     option(
-        "--think-budget",
-        parser=INT,
-        metavar="N",
-        group=SAMPLING,
-        help="Close the thinking after N tokens and go on with the answer.",
+        SAMPLING,
+        "--think-budget N",
+        "Close the thinking after N tokens and go on with the answer.",
+        INT,
     ),
 ]
 SchemaOpt = Annotated[
-    str | None,
-    option(
-        "--schema", metavar="FILE|JSON", group=SAMPLING, help="The answer is JSON of this schema."
-    ),
+    str | None, option(SAMPLING, "--schema FILE|JSON", "The answer is JSON of this schema.")
 ]
 FormatOpt = Annotated[
     AnswerFormat,
     option(
-        "--format",
-        parser=choice(AnswerFormat),
-        metavar="text|json",
-        group=SAMPLING,
-        help="json: the answer is a JSON object.",
+        SAMPLING, "--format text|json", "json: the answer is a JSON object.", choice(AnswerFormat)
     ),
 ]
 

@@ -31,192 +31,147 @@ class GenerationConfigChoice(StrEnum):
     NONE = "none"
 
 
-HostOpt = Annotated[
-    str,
-    option("--host", metavar="ADDRESS", group=LISTEN, help="Default: 127.0.0.1, this machine."),
-]
-PortOpt = Annotated[
-    int,
-    option("--port", parser=INT, metavar="N", group=LISTEN, help="Default: 8000; 0: a free one."),
-]
+HostOpt = Annotated[str, option(LISTEN, "--host ADDRESS", "Default: 127.0.0.1, this machine.")]
+PortOpt = Annotated[int, option(LISTEN, "--port N", "Default: 8000; 0: a free one.", INT)]
 UdsOpt = Annotated[
-    Path | None,
-    option("--uds", metavar="PATH", group=LISTEN, help="A Unix socket in place of host and port."),
+    Path | None, option(LISTEN, "--uds PATH", "A Unix socket in place of host and port.")
 ]
 ReadyFileOpt = Annotated[
     Path | None,
     option(
-        "--ready-file",
-        metavar="FILE",
-        group=LISTEN,
-        help="Written when requests are answered: url, pid and model as JSON.",
+        LISTEN,
+        "--ready-file FILE",
+        "Written when requests are answered: url, pid and model as JSON.",
     ),
 ]
 KeyFileOpt = Annotated[
     Path | None,
     option(
-        "--api-key-file",
-        metavar="FILE",
-        group=ACCESS,
-        help="Keys, one a line; a request must bring one. Also: NVCLI_API_KEY.",
+        ACCESS,
+        "--api-key-file FILE",
+        "Keys, one a line; a request must bring one. Also: NVCLI_API_KEY.",
     ),
 ]
 CorsOpt = Annotated[
     list[str] | None,
     option(
-        "--cors-origin",
-        metavar="ORIGIN",
-        group=ACCESS,
-        help="Browsers may call from here; may be given again, * is any.",
+        ACCESS, "--cors-origin ORIGIN", "Browsers may call from here; may be given again, * is any."
     ),
 ]
 AllowedHostOpt = Annotated[
     list[str] | None,
     option(
-        "--allowed-host",
-        metavar="NAME",
-        group=ACCESS,
-        help="Without a key, also answer to this name; may be given again, *.NAME, * is any.",
+        ACCESS,
+        "--allowed-host NAME",
+        "Without a key, also answer to this name; may be given again, *.NAME, * is any.",
     ),
 ]
 MetricsOpt = Annotated[
     MetricsChoice,
     option(
-        "--metrics",
-        parser=choice(MetricsChoice),
-        metavar="key|open|off",
-        group=ACCESS,
-        help="Who reads /metrics: with the key (default), anybody, nobody.",
+        ACCESS,
+        "--metrics key|open|off",
+        "Who reads /metrics: with the key (default), anybody, nobody.",
+        choice(MetricsChoice),
     ),
 ]
 NameOpt = Annotated[
     list[str] | None,
     option(
-        "--served-model-name",
-        metavar="NAME",
-        group=BEHAVIOUR,
-        help="What requests call the model; may be given again.",
+        BEHAVIOUR, "--served-model-name NAME", "What requests call the model; may be given again."
     ),
 ]
-StrictOpt = Annotated[
-    bool, option("--strict-api", group=BEHAVIOUR, help="Unknown request fields are errors.")
-]
+StrictOpt = Annotated[bool, option(BEHAVIOUR, "--strict-api", "Unknown request fields are errors.")]
 ThinkOpt = Annotated[
     bool,
     option(
+        BEHAVIOUR,
         "--think/--no-think",
-        group=BEHAVIOUR,
-        help="Whether the model thinks where a request leaves it open; default: yes.",
+        "Whether the model thinks where a request leaves it open; default: yes.",
     ),
 ]
 GenerationConfigOpt = Annotated[
     GenerationConfigChoice,
     option(
-        "--generation-config",
-        parser=choice(GenerationConfigChoice),
-        metavar="auto|none",
-        group=BEHAVIOUR,
-        help="Sampling defaults: of the checkpoint (auto), or OpenAI's (none).",
+        BEHAVIOUR,
+        "--generation-config auto|none",
+        "Sampling defaults: of the checkpoint (auto), or OpenAI's (none).",
+        choice(GenerationConfigChoice),
     ),
 ]
 TemplateOpt = Annotated[
     bool,
-    option(
-        "--allow-request-template",
-        group=BEHAVIOUR,
-        help="Requests may bring their own chat template.",
-    ),
+    option(BEHAVIOUR, "--allow-request-template", "Requests may bring their own chat template."),
 ]
-LogRequestsOpt = Annotated[
-    bool, option("--log-requests", group=BEHAVIOUR, help="One log line a request.")
-]
+LogRequestsOpt = Annotated[bool, option(BEHAVIOUR, "--log-requests", "One log line a request.")]
 PingOpt = Annotated[
     float | None,
     option(
-        "--ping-interval",
-        parser=FLOAT,
-        metavar="S",
-        group=BEHAVIOUR,
-        help="A comment in a stream after S seconds of silence; default: none.",
+        BEHAVIOUR,
+        "--ping-interval S",
+        "A comment in a stream after S seconds of silence; default: none.",
+        FLOAT,
     ),
 ]
 QueueOpt = Annotated[
     int,
-    option(
-        "--max-queue",
-        parser=INT,
-        metavar="N",
-        group=LIMITS,
-        help="Sequences that may wait; more get a 429. Default: 1024.",
-    ),
+    option(LIMITS, "--max-queue N", "Sequences that may wait; more get a 429. Default: 1024.", INT),
 ]
 TimeoutOpt = Annotated[
     float | None,
     option(
-        "--request-timeout",
-        parser=FLOAT,
-        metavar="S",
-        group=LIMITS,
-        help="A request ends with an error after S seconds; default: never.",
+        LIMITS,
+        "--request-timeout S",
+        "A request ends with an error after S seconds; default: never.",
+        FLOAT,
     ),
 ]
 DrainOpt = Annotated[
     float,
     option(
-        "--drain-timeout",
-        parser=FLOAT,
-        metavar="S",
-        group=LIMITS,
-        help="Seconds that running requests get after SIGTERM; default: 30.",
+        LIMITS,
+        "--drain-timeout S",
+        "Seconds that running requests get after SIGTERM; default: 30.",
+        FLOAT,
     ),
 ]
 StoreOpt = Annotated[
     int,
-    option(
-        "--store-limit",
-        parser=INT,
-        metavar="N",
-        group=LIMITS,
-        help="Answers kept for requests with store; default: 1000.",
-    ),
+    option(LIMITS, "--store-limit N", "Answers kept for requests with store; default: 1000.", INT),
 ]
 
 McpOpt = Annotated[
     Path | None,
     option(
-        "--mcp",
-        metavar="FILE",
-        group=ACCESS,
-        help="MCP servers that requests may name by label: the usual mcpServers JSON.",
+        ACCESS,
+        "--mcp FILE",
+        "MCP servers that requests may name by label: the usual mcpServers JSON.",
     ),
 ]
 McpAllowOpt = Annotated[
     list[str] | None,
     option(
-        "--mcp-allow",
-        metavar="URL_PREFIX",
-        group=ACCESS,
-        help="Requests may bring MCP servers under this URL; may be given again.",
+        ACCESS,
+        "--mcp-allow URL_PREFIX",
+        "Requests may bring MCP servers under this URL; may be given again.",
     ),
 ]
 
 StorageOpt = Annotated[
     Path | None,
     option(
-        "--storage",
-        metavar="FOLDER",
-        group=BEHAVIOUR,
-        help="Keep files and batches here; without it /v1/files and /v1/batches are not there.",
+        BEHAVIOUR,
+        "--storage FOLDER",
+        "Keep files and batches here; without it /v1/files and /v1/batches are not there.",
     ),
 ]
 
 EngineOpt = Annotated[
     EngineChoice,
     option(
-        "--engine",
-        parser=choice(EngineChoice),
-        metavar="auto|process|thread",
-        group=BEHAVIOUR,
-        help="Where the engine runs; auto: a process of its own where there is a GPU.",
+        BEHAVIOUR,
+        "--engine auto|process|thread",
+        "Where the engine runs; auto: a process of its own where there is a GPU.",
+        choice(EngineChoice),
     ),
 ]

@@ -38,17 +38,13 @@ TextArg = Annotated[
     typer.Argument(metavar="TEXT", show_default=False, help="- or nothing: standard input."),
 ]
 ChatOpt = Annotated[
-    bool,
-    option("--chat", group=INPUT, help="Count the whole prompt of a chat with this question."),
+    bool, option(INPUT, "--chat", "Count the whole prompt of a chat with this question.")
 ]
-IdsOpt = Annotated[bool, option("--ids", group=OUTPUT, help="Print the token ids.")]
+IdsOpt = Annotated[bool, option(OUTPUT, "--ids", "Print the token ids.")]
 ShowOpt = Annotated[
-    bool,
-    option("--show", group=OUTPUT, help="Print the text that is counted; the count to stderr."),
+    bool, option(OUTPUT, "--show", "Print the text that is counted; the count to stderr.")
 ]
-JsonOpt = Annotated[
-    bool, option("--json", group=OUTPUT, help="One JSON object: model, count, text, ids.")
-]
+JsonOpt = Annotated[bool, option(OUTPUT, "--json", "One JSON object: model, count, text, ids.")]
 
 
 def tokens(
