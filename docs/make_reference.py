@@ -114,8 +114,8 @@ def _page(row: CommandRow) -> str:
     options = [o for o in row.options if row.path == () or o.name not in _global_names()]
     if options:
         parts.append("\n".join(["| option | |", "|---|---|", *map(_option, options)]))
-    if command.examples:
-        parts.append(f"```sh\n{command.examples}\n```")
+    if command.epilog:
+        parts.append(f"```sh\n{command.epilog}\n```")
     return "\n\n".join(parts) + "\n"
 
 

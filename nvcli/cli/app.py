@@ -39,9 +39,7 @@ from nvcli.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-class RootGroup(Group):
-    examples = """\
+EXAMPLES = """\
 nvcli chat                                  talk with the built-in model
 nvcli chat "Why is the sky blue?"           one answer
 git diff | nvcli chat "Write the message"   read a pipe, answer on standard output
@@ -49,7 +47,8 @@ nvcli chat -m Qwen/Qwen3-0.6B               another model: a Hugging Face id or 
 
 
 app = typer.Typer(
-    cls=RootGroup,
+    cls=Group,
+    epilog=EXAMPLES,
     name="nvcli",
     add_completion=False,
     rich_markup_mode=None,

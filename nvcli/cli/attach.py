@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from nvcli.config import EngineConfig
 from nvcli.errors import NvcliError, UsageError
 from nvcli.paths import expand_user
 
 if TYPE_CHECKING:
     from nvcli.client import ServerModel
-    from nvcli.config import EngineConfig
     from nvcli.repl.screen import Screen
 
 
@@ -26,41 +26,30 @@ def own_socket() -> Path | None:
     return path if is_own else None
 
 
-class AttachOptions(Protocol):
-    """What of a command's options decides it."""
-
-    @property
-    def attach(self) -> str: ...
-    @property
-    def config(self) -> EngineConfig: ...
-    @property
-    def is_model_given(self) -> bool: ...
-    @property
-    def has_engine_flags(self) -> bool: ...
-
-
-def attach(options: AttachOptions, screen: Screen) -> ServerModel | None:
-    """None: load the model here. Raises `NvcliError` when a server that was named is not there."""
-    if options.attach == "never":
+def attach(
+    where: str, config: EngineConfig, screen: Screen, *, is_model_given: bool
+) -> ServerModel | None:
+    """`where`: the value of --attach. None: load the model here. Raises `NvcliError` when a server
+    that was named is not there."""
+    if where == "never":
         return None
     from nvcli.client import ServerModel
 
     key = os.environ.get("NVCLI_API_KEY", "").strip() or None
-    model = options.config.model if options.is_model_given else None
-    if options.attach != "auto":
-        url, uds = _target(options.attach)
-        if options.has_engine_flags:
+    has_engine_flags = config != EngineConfig(model=config.model)
+    if where != "auto":
+        url, uds = _target(where)
+        if has_engine_flags:
             screen.warn("the server runs with its own engine flags; those given here do nothing")
+        model = config.model if is_model_given else None
         found = ServerModel(url, uds=uds, model=model, key=key)
-        screen.note(f"attached to {options.attach}, {found.model_name}")
+        screen.note(f"attached to {where}, {found.model_name}")
         return found
     socket = own_socket()
-    if socket is None or options.has_engine_flags:
+    if socket is None or has_engine_flags:
         return None
     try:
-        found = ServerModel(
-            "http://localhost", uds=str(socket), model=options.config.model, key=key
-        )
+        found = ServerModel("http://localhost", uds=str(socket), model=config.model, key=key)
     except NvcliError:
         return None  # it does not run any more, or serves another model
     screen.note(f"attached to {socket}, {found.model_name}; --attach never loads it here")

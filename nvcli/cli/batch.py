@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
     from nvcli.client import ServerModel
     from nvcli.repl.screen import Screen
 
-
-class BatchCommand(Command):
-    examples = """\
+EXAMPLES = """\
 nvcli batch prompts.jsonl -o answers.jsonl            a line of JSON a record, an answer for each
 nvcli batch prompts.jsonl -o answers.jsonl --resume   go on after a crash, a kill or Ctrl-C
 nvcli batch reviews.csv --column text -s @classify.txt -o labels.jsonl
@@ -145,15 +142,8 @@ def batch(
         load = replicas_loader(config, replicas, ray_address, shown.note)
         in_what = f" in {replicas} replicas"
     load = _announced(load, config, in_what, screen)
-    server = find_server(
-        _Attach(
-            attach or "auto",
-            config,
-            is_model_given=engine.model is not None,
-            has_engine_flags=config != EngineConfig(model=config.model),
-        ),
-        screen,
-    )
+    is_model_given = engine.model is not None
+    server = find_server(attach or "auto", config, screen, is_model_given=is_model_given)
     try:
         return run_job(
             chosen,
@@ -165,14 +155,6 @@ def batch(
     finally:
         if server is not None:
             server.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Attach:
-    attach: str
-    config: EngineConfig
-    is_model_given: bool
-    has_engine_flags: bool
 
 
 def _model_of(config: EngineConfig, server: ServerModel | None) -> Path | str:
@@ -270,5 +252,5 @@ def _dry_run(chosen: BatchOptions, config: EngineConfig, *, as_json: bool) -> in
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root, and its other name."""
-    app.command(cls=BatchCommand)(batch)
-    app.command(name="batch-generate", cls=BatchCommand, hidden=True)(batch)
+    app.command(cls=Command, epilog=EXAMPLES)(batch)
+    app.command(name="batch-generate", cls=Command, epilog=EXAMPLES, hidden=True)(batch)

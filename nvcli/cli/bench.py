@@ -14,9 +14,7 @@ from nvcli.cli.command import Command, Group, settings_of
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import UsageError
 
-
-class BenchGroup(Group):
-    examples = """\
+EXAMPLES = """\
 nvcli bench                                        the card: a minute on the built-in model
 nvcli bench latency                                single steps: prefill, decode
 nvcli bench throughput Qwen/Qwen3-0.6B             every slot busy, no HTTP
@@ -27,22 +25,18 @@ nvcli bench report last                            the last run again, from its 
 nvcli bench report last --out run.html             as a page, .png, .csv, .md, .json, .hgrm
 nvcli bench compare A B --gate 'e2e.p99<=+5%'      two runs; exit 5 when the gate fails"""
 
-
-class LatencyCommand(Command):
-    examples = """\
+LATENCY_EXAMPLES = """\
 nvcli bench latency                                the built-in model
 nvcli bench latency Qwen/Qwen3-0.6B --repeat 10
 nvcli bench latency Qwen/Qwen3-8B --load-format dummy --out steps.csv"""
 
-
-class ThroughputCommand(Command):
-    examples = """\
+THROUGHPUT_EXAMPLES = """\
 nvcli bench throughput                             the built-in model
 nvcli bench throughput Qwen/Qwen3-8B --in-len 1024 --out-len 256
 nvcli bench throughput -c 64 --duration 60s --json | jq .throughput"""
 
 
-bench_app = typer.Typer(cls=BenchGroup, rich_markup_mode=None, add_completion=False)
+bench_app = typer.Typer(cls=Group, epilog=EXAMPLES, rich_markup_mode=None, add_completion=False)
 
 
 @bench_app.callback(invoke_without_command=True)
@@ -88,7 +82,7 @@ def bench(
         return finish(screen, path, output, was_interrupted=was_interrupted)
 
 
-@bench_app.command(cls=LatencyCommand)
+@bench_app.command(cls=Command, epilog=LATENCY_EXAMPLES)
 @bundled
 def latency(
     ctx: typer.Context,
@@ -116,7 +110,7 @@ def latency(
         return finish(screen, path, output, was_interrupted=was_interrupted)
 
 
-@bench_app.command(cls=ThroughputCommand)
+@bench_app.command(cls=Command, epilog=THROUGHPUT_EXAMPLES)
 @bundled
 def throughput(
     ctx: typer.Context,

@@ -32,18 +32,14 @@ if TYPE_CHECKING:
 _GENERAL = ("quiet", "verbose", "color", "log_file", "debug", "config", "profile", "show_config")
 SERVE_S, RUNG_S = 60.0, 20.0
 
-
-class ServeCommand(Command):
-    examples = """\
+SERVE_EXAMPLES = """\
 nvcli bench serve                                   nvcli's own server, 8 at once, 60 s
 nvcli bench serve http://127.0.0.1:8000 --rate 12   any OpenAI endpoint, Poisson arrivals
 nvcli bench serve -m Qwen/Qwen3-8B --rate 4 --slo ttft=300ms,tpot=25ms --out run.html
 nvcli bench serve --trace conversation.jsonl --speed 2 --jitter
 nvcli bench serve --self-test                       is the client itself to be trusted here?"""
 
-
-class SweepCommand(Command):
-    examples = """\
+SWEEP_EXAMPLES = """\
 nvcli bench sweep                                   c = 1, 2, 4, ... of nvcli's own server
 nvcli bench sweep URL --concurrencies 1,8,64,256 --duration 30s
 nvcli bench sweep URL --rates 1,2,4,8 --slo ttft=300ms --out sweep.png"""
@@ -227,5 +223,5 @@ def _self_test(screen: Screen) -> int:
 
 def register(group: typer.Typer) -> None:
     """Add the commands to `nvcli bench`."""
-    group.command(cls=ServeCommand)(serve)
-    group.command(cls=SweepCommand)(sweep)
+    group.command(cls=Command, epilog=SERVE_EXAMPLES)(serve)
+    group.command(cls=Command, epilog=SWEEP_EXAMPLES)(sweep)

@@ -11,9 +11,7 @@ from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import print_text
 from nvcli.config import DEFAULT_MODEL
 
-
-class PlanCommand(Command):
-    examples = """\
+EXAMPLES = """\
 nvcli bench plan Qwen/Qwen3-8B --in-len 1024 --out-len 256 --rate 10
 nvcli bench plan Qwen/Qwen3-8B --gpu H200           by its datasheet, without the GPU
 nvcli bench plan Qwen/Qwen3-32B --gpu H200 --tp 2 --replicas 4   on eight of them
@@ -77,4 +75,4 @@ def plan(
 
 def register(group: typer.Typer) -> None:
     """Add the command to `nvcli bench`."""
-    group.command(cls=PlanCommand)(plan)
+    group.command(cls=Command, epilog=EXAMPLES)(plan)

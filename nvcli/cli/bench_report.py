@@ -12,17 +12,13 @@ from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import print_text
 from nvcli.errors import UsageError
 
-
-class ReportCommand(Command):
-    examples = """\
+REPORT_EXAMPLES = """\
 nvcli bench report last                       the run that was stored last
 nvcli bench report a1f3c2 --json | jq .ttft_ms
 nvcli bench report run.jsonl --out run.html --out run.png
 nvcli bench report --define                   every definition"""
 
-
-class CompareCommand(Command):
-    examples = """\
+COMPARE_EXAMPLES = """\
 nvcli bench compare before.jsonl after.jsonl
 nvcli bench compare A B --gate 'e2e.p99<=+5%' --gate 'out_tok_s>=-3%' --gate 'goodput>=0.95'"""
 
@@ -81,5 +77,5 @@ def compare(
 
 def register(group: typer.Typer) -> None:
     """Add the commands to `nvcli bench`."""
-    group.command(cls=ReportCommand)(report)
-    group.command(cls=CompareCommand)(compare)
+    group.command(cls=Command, epilog=REPORT_EXAMPLES)(report)
+    group.command(cls=Command, epilog=COMPARE_EXAMPLES)(compare)

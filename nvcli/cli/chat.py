@@ -22,7 +22,6 @@ from nvcli.cli.prompt_input import (
     text_or_file,
 )
 from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
-from nvcli.config import EngineConfig
 from nvcli.errors import NvcliError, UsageError
 from nvcli.repl.command_view import read_schema
 from nvcli.repl.numbers import startup_lines
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from nvcli.client import ServerModel
+    from nvcli.config import EngineConfig
     from nvcli.repl.model import ChatModel
     from nvcli.repl.screen import Screen
 
 DEMO_NOTICE = "The small built-in demo model. For a real one: nvcli chat -m Qwen/Qwen3-0.6B"
 
-
-class ChatCommand(Command):
-    examples = """\
+EXAMPLES = """\
 nvcli chat                                      a conversation; /help lists its commands
 nvcli chat "Name three rivers"                  one answer
 nvcli chat -f notes.txt "Summarize this"        a file, then the question
@@ -55,6 +54,8 @@ nvcli chat --schema s.json "Describe Paris"     JSON of a schema
 nvcli chat --tools tools.py "What is 7 * 6?"    with functions of yours
 nvcli chat -c "And then?"                       go on with the last conversation"""
 
+
+class ChatCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_extract_numbers(args))
 
@@ -97,7 +98,6 @@ class ChatOptions:
     is_continued: bool = False
     is_saved: bool = True
     attach: str = "never"
-    has_engine_flags: bool = False
     is_model_given: bool = False
 
     @property
@@ -140,11 +140,15 @@ def find_model(name: str) -> None:
     resolve_model(name)
 
 
-def connect(options: ChatOptions, screen: Screen) -> ChatModel:
-    """A running server where --attach finds one, or else the model in this process."""
+def find_server(options: ChatOptions, screen: Screen) -> ServerModel | None:
     from nvcli.cli.attach import attach
 
-    return attach(options, screen) or open_model(options.config, screen)
+    return attach(options.attach, options.config, screen, is_model_given=options.is_model_given)
+
+
+def connect(options: ChatOptions, screen: Screen) -> ChatModel:
+    """A running server where --attach finds one, or else the model in this process."""
+    return find_server(options, screen) or open_model(options.config, screen)
 
 
 @bundled
@@ -255,7 +259,6 @@ def chat(
         is_saved=not no_save and (not no_history or continue_ or session is not None),
         attach=attach or "auto",
         is_model_given=engine.model is not None,
-        has_engine_flags=config != EngineConfig(model=config.model),
     )
     files = file or []
     if interactive and not _find_keyboard():
@@ -329,4 +332,4 @@ def _find_keyboard() -> bool:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(cls=ChatCommand)(chat)
+    app.command(cls=ChatCommand, epilog=EXAMPLES)(chat)

@@ -77,8 +77,6 @@ def settings_of(ctx: typer.Context) -> Settings:
 class HelpPages:
     """What groups and commands share: the layout of their help page."""
 
-    examples: str = ""
-
     def get_short_help_str(self, limit: int = 45) -> str:
         """The first paragraph, whole: it is broken between words, not cut."""
         help_text: str = self.help or ""  # type: ignore[attr-defined]
@@ -115,9 +113,10 @@ class HelpPages:
                     formatter.write_dl(rows, col_max=26)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        if self.examples:
+        epilog = self.epilog  # type: ignore[attr-defined]
+        if epilog:
             formatter.write("\nExamples:\n")
-            formatter.write("".join(f"  {line}\n" for line in self.examples.splitlines()))
+            formatter.write("".join(f"  {line}\n" for line in epilog.splitlines()))
 
 
 def _is_heading(line: str) -> bool:

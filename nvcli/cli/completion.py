@@ -14,9 +14,7 @@ from nvcli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
-class CompletionCommand(Command):
-    examples = """\
+EXAMPLES = """\
 source <(nvcli completion bash)                                       bash, this shell
 nvcli completion zsh > "${fpath[1]}/_nvcli"                           zsh, for good
 nvcli completion fish > ~/.config/fish/completions/nvcli.fish         fish, for good"""
@@ -63,4 +61,4 @@ def _values(kind: str) -> Iterable[str]:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(cls=CompletionCommand)(completion)
+    app.command(cls=Command, epilog=EXAMPLES)(completion)

@@ -15,9 +15,7 @@ from nvcli.repl.screen import visible
 _SIGNS = {State.OK: "ok", State.NOTE: "-", State.WARN: "warn", State.FAIL: "FAIL"}
 _COLORS = {State.OK: "32", State.NOTE: "2", State.WARN: "33", State.FAIL: "31"}
 
-
-class DoctorCommand(Command):
-    examples = """\
+EXAMPLES = """\
 nvcli doctor                                        this machine and the built-in model
 nvcli doctor -m Qwen/Qwen3-8B --max-model-len 32k   does it fit?
 nvcli doctor --json | jq '.checks[] | select(.state == "fail")'"""
@@ -65,4 +63,4 @@ def doctor(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(cls=DoctorCommand)(doctor)
+    app.command(cls=Command, epilog=EXAMPLES)(doctor)

@@ -19,33 +19,11 @@ from nvcli.repl.screen import visible
 if TYPE_CHECKING:
     from pathlib import Path
 
-
-class ModelsGroup(Group):
-    examples = """\
+EXAMPLES = """\
 nvcli models list                        what is on this machine
 nvcli models pull Qwen/Qwen3-0.6B        fetch it into the Hugging Face cache
 nvcli models show demo --json            its numbers
 nvcli models verify Qwen/Qwen3-0.6B      read it all and compare the hashes"""
-
-
-class ListCommand(Command):
-    examples = "nvcli models list -q | xargs -n 1 nvcli models verify"
-
-
-class ShowCommand(Command):
-    examples = "nvcli models show Qwen/Qwen3-0.6B --json | jq .kv_bytes_per_token"
-
-
-class PullCommand(Command):
-    examples = "nvcli models pull Qwen/Qwen3-0.6B"
-
-
-class RemoveCommand(Command):
-    examples = "nvcli models rm Qwen/Qwen3-0.6B --yes"
-
-
-class VerifyCommand(Command):
-    examples = "nvcli models verify ./my-checkpoint && nvcli chat -m ./my-checkpoint"
 
 
 NameArg = Annotated[
@@ -56,7 +34,7 @@ JsonOpt = Annotated[bool, option(OUTPUT, "--json", "As JSON, for scripts.")]
 YesOpt = Annotated[bool, option(OUTPUT, "-y, --yes", "Do not ask.")]
 
 models = typer.Typer(
-    cls=ModelsGroup, name="models", rich_markup_mode=None, context_settings=CONTEXT
+    cls=Group, epilog=EXAMPLES, name="models", rich_markup_mode=None, context_settings=CONTEXT
 )
 
 
@@ -67,7 +45,7 @@ def root(ctx: typer.Context) -> None:
         print_text(ctx.get_help())
 
 
-@models.command("list", cls=ListCommand)
+@models.command("list", cls=Command, epilog="nvcli models list -q | xargs -n 1 nvcli models verify")
 def list_models(ctx: typer.Context, json: JsonOpt = False) -> None:
     """List the models on this machine; with -q only their names."""
     from nvcli.models.store import stored_models
@@ -119,7 +97,9 @@ def find_local(name: str) -> Path:
     )
 
 
-@models.command("show", cls=ShowCommand)
+@models.command(
+    "show", cls=Command, epilog="nvcli models show Qwen/Qwen3-0.6B --json | jq .kv_bytes_per_token"
+)
 def show(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
     """Show a model's numbers."""
     facts = model_facts(name, find_local(name))
@@ -177,7 +157,7 @@ def model_facts(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-@models.command(cls=PullCommand)
+@models.command(cls=Command, epilog="nvcli models pull Qwen/Qwen3-0.6B")
 def pull(ctx: typer.Context, name: RepositoryArg) -> None:
     """Fetch a model into the Hugging Face cache."""
     from nvcli.models.resolve import fetch_model
@@ -186,7 +166,7 @@ def pull(ctx: typer.Context, name: RepositoryArg) -> None:
     print_text(visible(str(folder)))
 
 
-@models.command("rm", cls=RemoveCommand)
+@models.command("rm", cls=Command, epilog="nvcli models rm Qwen/Qwen3-0.6B --yes")
 def remove(ctx: typer.Context, name: RepositoryArg, yes: YesOpt = False) -> None:
     """Remove a model from the Hugging Face cache; a folder of yours is never touched."""
     from nvcli.models.store import folder_size, repository_folder
@@ -208,7 +188,9 @@ def remove(ctx: typer.Context, name: RepositoryArg, yes: YesOpt = False) -> None
     settings_of(ctx).screen().note(f"removed {name}, {size}")
 
 
-@models.command(cls=VerifyCommand)
+@models.command(
+    cls=Command, epilog="nvcli models verify ./my-checkpoint && nvcli chat -m ./my-checkpoint"
+)
 def verify(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
     """Check a model's files: tensors, sizes, hashes. Exit 3 when something is wrong."""
     from nvcli.models.verify import verify as check

@@ -11,7 +11,6 @@ from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.cli import chat as chat_command
-from nvcli.cli.attach import attach
 from nvcli.cli.console import dump_json, is_terminal, print_text, timings_json, usage_json
 from nvcli.cli.sessions import open_session
 from nvcli.cli.toolbox import open_tools
@@ -267,7 +266,11 @@ def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
     messages = [Message("system", options.system)] if options.system else []
     messages.append(Message("user", text))
     thinking = options.think is not False
-    server = attach(options, screen) if options.attach not in ("auto", "never") else None
+    server = (
+        chat_command.find_server(options, screen)
+        if options.attach not in ("auto", "never")
+        else None
+    )
     if server is not None:
         with contextlib.closing(server):
             name = server.model_name

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from nvcli.repl.screen import Screen
     from nvcli.server.engine import ServerEngine
 
-
-class ServeCommand(Command):
-    examples = """\
+EXAMPLES = """\
 nvcli serve                                     the built-in model on 127.0.0.1:8000
 nvcli serve -m Qwen/Qwen3-0.6B --port 9000      another model, another port
 nvcli serve --host 0.0.0.0 --api-key-file key   for other machines, with a key
@@ -177,4 +175,4 @@ def _has_gpu(config: EngineConfig) -> bool:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(cls=ServeCommand)(serve)
+    app.command(cls=Command, epilog=EXAMPLES)(serve)

@@ -24,9 +24,7 @@ from nvcli.repl.screen import visible
 from nvcli.text.words import counted
 from nvcli.types import Message
 
-
-class TokensCommand(Command):
-    examples = """\
+EXAMPLES = """\
 nvcli tokens "How many tokens?"                   a number
 cat book.txt | nvcli tokens -m Qwen/Qwen3-0.6B    of a pipe
 nvcli tokens --chat --show "Hi"                   the exact prompt of a chat
@@ -101,4 +99,4 @@ def tokens(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(cls=TokensCommand)(tokens)
+    app.command(cls=Command, epilog=EXAMPLES)(tokens)
