@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels import tuned
+from nvcli.kernels.cuts import TILES_OF_KEYS
 from nvcli.kernels.launch import launch_options
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from nvcli.kernels.shared_prefix import SharedWork
 
 RECORD = 8  # int32 numbers a record
-KEYS_PER_TILE = 64  # a chunk is a multiple of it
+KEYS_PER_TILE = TILES_OF_KEYS[-1]  # a chunk is a multiple of it
 MIN_LANES = 256  # one variant serves every batch up to it
 MAX_EARLY_ROWS = 8  # lanes of `find_item`: every program works out what the plan would say
 SORTED_FROM = 9  # rows: fewer start all at once, and sorting takes a step 1 or 2 us
@@ -248,10 +249,10 @@ def find_item(  # type: ignore[no-untyped-def]
 
 
 def item_limits(
-    num_rows: int, num_kv_heads: int, num_sms: int, device: torch.device
+    num_rows: int, num_kv_heads: int, num_sms: int, device: torch.device, *, is_fp8: bool = False
 ) -> tuple[int, int]:
     """(even_items, uneven_items) of `cut_rows`: as many programs an SM as the table says."""
-    split = tuned.attention(device).split(num_rows)
+    split = tuned.attention(device).split(num_rows, is_fp8=is_fp8)
     items = num_sms * split.even // num_kv_heads, num_sms * split.uneven // num_kv_heads
     return max(num_rows, items[0]), max(num_rows, items[1])
 
@@ -273,16 +274,18 @@ def make_plan(
     has_decode: bool,
     has_prefill: bool,
     is_uniform: bool = False,
+    is_fp8: bool = False,
     shared: SharedWork | None = None,
 ) -> AttentionPlan:
     """The lists for one step; enqueued, nothing is read back.
 
     cu_seqlens_q: [B + 1] int32; seq_lens: [B] int32; slots: [B] int64
     is_uniform: rows of one token are tiles too
+    is_fp8: keys and values are
     shared: keys that the decode kernel leaves to another, for B rows or more
     """
     num_rows, device = seq_lens.shape[0], seq_lens.device
-    limits = item_limits(num_rows, num_kv_heads, num_sms, device)
+    limits = item_limits(num_rows, num_kv_heads, num_sms, device, is_fp8=is_fp8)
     num_items = max(limits) if has_decode else 0
     least = 1 if is_uniform else 2
     num_tiles = max_tiles(num_rows, num_tokens, tokens_per_tile, least) if has_prefill else 0
@@ -311,11 +314,14 @@ def make_plan(
     return AttentionPlan(items, tiles, sizes, has_decode, has_prefill, shared)
 
 
-def row_plan(rows: Tensor, *, num_kv_heads: int, num_sms: int) -> RowPlan | None:
+def row_plan(
+    rows: Tensor, *, num_kv_heads: int, num_sms: int, is_fp8: bool = False
+) -> RowPlan | None:
     """For a captured step of rows of one token; None where it must have lists, or is to.
 
     rows: [B, 4] int32, written before the step's graph is launched
     """
     if not _use_early_keys or rows.shape[0] > MAX_EARLY_ROWS:
         return None
-    return RowPlan(rows, *item_limits(rows.shape[0], num_kv_heads, num_sms, rows.device))
+    limits = item_limits(rows.shape[0], num_kv_heads, num_sms, rows.device, is_fp8=is_fp8)
+    return RowPlan(rows, *limits)

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from nvcli.types import FP8_BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # --- products ------------------------------------------------------------------------------------
 
@@ -190,7 +194,26 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeLaunch:
+    """Of the decode kernel: keys at a time, warps, stages, and registers of a thread at most, 0
+    where the compiler decides.
+    """
+
+    tile: int
+    warps: int
+    stages: int
+    registers: int
+
+
+TILES_OF_KEYS = (16, 32, 64)  # a chunk of a row is a multiple of the last
+WARPS = (1, 2, 4, 8, 16)
+REGISTERS = range(32, 256)  # of a thread
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
+    """Raises `ValueError` for a setting that no kernel takes, with its name."""
+
     splits: tuple[tuple[int, Split], ...]  # for steps of up to so many rows, rising
     decode_warps: int
     decode_stages: int
@@ -201,10 +224,62 @@ class Attention:
     # Decode attention that asks for keys before its wait: ahead at one row, behind at eight.
     early_rows: int = 2  # steps of so many rows
     early_warps: int = 4
+    decode_tile: int = 64
+    # The same over an fp8 cache: half the bytes a key, and more to do with each.
+    fp8_tile: int = 64
+    fp8_warps: int = 2
+    fp8_stages: int = 3
+    fp8_registers: int = 0
+    fp8_splits: tuple[tuple[int, Split], ...] = ()  # none: `splits`
 
-    def split(self, num_rows: int) -> Split:
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name.endswith("splits"):
+                _check_splits(name, value)
+            elif name.endswith("_tile"):
+                _check(name, value, TILES_OF_KEYS)
+            elif name.endswith("_warps"):
+                _check(name, value, WARPS)
+            elif name in ("prefill_rows", "prefill_keys"):
+                _check(name, value, (16, 32, 64, 128, 256))
+            elif name == "fp8_registers":
+                _check(name, value, (0, *REGISTERS))
+            else:
+                _check(name, value, range(0 if name == "early_rows" else 1, 1 << 30))
+        if not self.splits:
+            raise ValueError("splits must not be empty")
+
+    def split(self, num_rows: int, *, is_fp8: bool = False) -> Split:
         """Of a step of so many rows; those beyond the last are cut as it is."""
-        return next((cut for limit, cut in self.splits if num_rows <= limit), self.splits[-1][1])
+        splits = self.fp8_splits if is_fp8 and self.fp8_splits else self.splits
+        return next((cut for limit, cut in splits if num_rows <= limit), splits[-1][1])
+
+    def decode(self, *, is_fp8: bool) -> DecodeLaunch:
+        if is_fp8:
+            return DecodeLaunch(self.fp8_tile, self.fp8_warps, self.fp8_stages, self.fp8_registers)
+        return DecodeLaunch(self.decode_tile, self.decode_warps, self.decode_stages, registers=0)
+
+
+def _check(name: str, value: object, allowed: Sequence[int]) -> None:
+    if type(value) is int and value in allowed:
+        return
+    if isinstance(allowed, range):
+        which = f"a number of {allowed[0]} or more"
+    elif len(allowed) > len(WARPS):
+        which = f"{allowed[0]}, or {allowed[1]} to {allowed[-1]}"
+    else:
+        which = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]}"
+    raise ValueError(f"{name} must be {which}, not {value!r}")
+
+
+def _check_splits(name: str, splits: tuple[tuple[int, Split], ...]) -> None:
+    last = 0
+    for limit, cut in splits:
+        _check(f"a limit in {name}", limit, range(last + 1, 1 << 30))
+        _check(f"{name}, {limit} rows, even", cut.even, range(1, 1 << 30))
+        _check(f"{name}, {limit} rows, uneven", cut.uneven, range(1, 1 << 30))
+        last = limit
 
 
 ATTENTION = Attention(

@@ -8,7 +8,8 @@ second launch. The order of the merge is fixed: which program does it changes no
 
 In captured steps of few rows (`attention_plan.RowPlan`) there is no list of work: every program
 finds its own from the step's rows, and has the first keys and values of its chunk in registers
-before it waits for the queries. The chunks are the same, and so are the bits of the result.
+before it waits for the queries. The chunks are the same, and where tiles are as long, so are the
+bits of the result but for the order in which a launch of other warps adds up.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     BLOCK_STRIDE: tl.constexpr,  # of the cache: constants spare each key a 64-bit product
     OFFSET_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr,  # EARLY: KEYS_PER_TILE, else any of its halves
     ROWS: tl.constexpr,
     GROUP: tl.constexpr,
     MERGE: tl.constexpr,
@@ -259,14 +260,17 @@ def decode_attention(
     assert block_size & (block_size - 1) == 0, "the block size must be a power of two"
     group = triton.next_power_of_2(group_size)
     cut = tuned.attention(q.device)
+    launch = cut.decode(is_fp8=kv_scales is not None)
     if isinstance(plan, RowPlan):
-        is_early, num_warps = True, cut.early_warps
+        # One row's chunk is often one tile: all of it is to be on its way before the wait.
+        is_early, tile, num_warps = True, KEYS_PER_TILE, cut.early_warps
         work = sizes = plan.rows
         found_by = plan.num_rows, plan.even_items, plan.uneven_items
     else:
-        is_early, num_warps = False, cut.decode_warps
+        is_early, tile, num_warps = False, launch.tile, launch.warps
         work, sizes = plan.items, plan.sizes
         found_by = 0, 0, 0
+    limit = {"maxnreg": launch.registers} if launch.registers and not is_early else {}
     _decode_kernel[(num_kv_heads, plan.num_items)](
         q,
         parts.lse if kv_scales is None else kv_scales,
@@ -291,7 +295,7 @@ def decode_attention(
         BLOCK_STRIDE=k_cache.stride(0),
         OFFSET_STRIDE=k_cache.stride(1),
         HEAD_STRIDE=k_cache.stride(2),
-        TILE=KEYS_PER_TILE,
+        TILE=tile,
         ROWS=max(MIN_DOT_ROWS, group),
         GROUP=group,
         MERGE=max(1, MERGED_AT_ONCE // group),
@@ -303,5 +307,5 @@ def decode_attention(
         LANES=MAX_EARLY_ROWS,
         FLAG=READS_NEW,
         BLOCK_SHIFT=BLOCK_SHIFT,
-        **launch_options(q.device, num_warps=num_warps, num_stages=cut.decode_stages),
+        **launch_options(q.device, num_warps=num_warps, num_stages=launch.stages, **limit),
     )

@@ -123,12 +123,18 @@ class TritonAttention:
 
         num_tokens, num_heads = q.shape[:2]
         num_kv_heads = k_cache.shape[2]
+        is_fp8 = k_cache.dtype == torch.float8_e4m3fn
         is_early = (
             batch.rows is not None and len(batch.rows) <= tuned.attention(q.device).early_rows
         )
         if is_early and batch.shared is None and not self.is_uniform:
             assert batch.rows is not None, "rows that are few"
-            early = row_plan(batch.rows, num_kv_heads=num_kv_heads, num_sms=self._sms(q.device))
+            early = row_plan(
+                batch.rows,
+                num_kv_heads=num_kv_heads,
+                num_sms=self._sms(q.device),
+                is_fp8=is_fp8,
+            )
             if early is not None:
                 return early
         is_decode = self._is_decode(num_tokens, batch)
@@ -149,6 +155,7 @@ class TritonAttention:
             has_decode=has_decode,
             has_prefill=self.is_uniform or not is_decode,
             is_uniform=self.is_uniform,
+            is_fp8=is_fp8,
             shared=shared,
         )
 

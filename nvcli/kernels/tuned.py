@@ -167,8 +167,9 @@ def read_table(path: Path) -> dict[str, Table]:
     for gpu, part in json.loads(path.read_text(encoding="utf-8")).items():
         products = tuple(_entry(line) for line in part["products"])
         settings = dict(part.get("attention", {}))  # others are as in the rules
-        if "splits" in settings:
-            settings["splits"] = tuple((rows, Split(**cut)) for rows, cut in settings["splits"])
+        for name in ("splits", "fp8_splits"):
+            if name in settings:
+                settings[name] = tuple((rows, Split(**cut)) for rows, cut in settings[name])
         found[gpu] = Table(products, replace(cuts.ATTENTION, **settings))
     return found
 

@@ -13,7 +13,7 @@ import torch
 from nvcli import kernels
 from nvcli.errors import UsageError
 from nvcli.kernels import cuts, tuned
-from nvcli.kernels.cuts import ATTENTION, Gemv, Skinny, Split, Tiles
+from nvcli.kernels.cuts import ATTENTION, DecodeLaunch, Gemv, Skinny, Split, Tiles
 
 pytestmark = pytest.mark.torch
 
@@ -216,6 +216,54 @@ def test_attention_is_cut_as_the_table_says(
     assert item_limits(3, 8, 132, CPU) == (49, 66)
     assert item_limits(64, 8, 132, CPU) == (82, 99)
     assert item_limits(90, 8, 132, CPU) == (90, 99), "one for every row"
+    assert item_limits(64, 8, 132, CPU, is_fp8=True) == (82, 99), "as another cache"
+    fp8 = {"fp8_tile": 32, "fp8_warps": 1, "fp8_stages": 5, "fp8_registers": 128}
+    cut = {"fp8_splits": [[64, {"even": 12, "uneven": 16}]], "decode_tile": 16}
+    path.write_text(json.dumps({"sm_90": {"products": [], "attention": other | fp8 | cut}}))
+    tuned.forget()
+    found = tuned.attention(CPU)
+    assert found.decode(is_fp8=True) == DecodeLaunch(32, 1, 5, 128)
+    assert found.decode(is_fp8=False) == DecodeLaunch(16, 4, 2, 0)
+    assert item_limits(64, 8, 132, CPU, is_fp8=True) == (198, 264)
+    assert item_limits(64, 8, 132, CPU) == (82, 99)
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ({"fp8_tile": 48}, "fp8_tile must be 16, 32 or 64, not 48"),
+        ({"decode_tile": 128}, "decode_tile must be 16, 32 or 64, not 128"),
+        ({"fp8_warps": 3}, "fp8_warps must be 1, 2, 4, 8 or 16, not 3"),
+        ({"decode_warps": "2"}, "decode_warps must be 1, 2, 4, 8 or 16, not '2'"),
+        ({"fp8_stages": 0}, "fp8_stages must be a number of 1 or more, not 0"),
+        ({"decode_stages": 2.5}, "decode_stages must be a number of 1 or more, not 2.5"),
+        ({"fp8_registers": 16}, "fp8_registers must be 0, or 32 to 255, not 16"),
+        ({"fp8_registers": True}, "fp8_registers must be 0, or 32 to 255, not True"),
+        ({"prefill_keys": 100}, "prefill_keys must be 16, 32, 64, 128 or 256, not 100"),
+        ({"early_rows": -1}, "early_rows must be a number of 0 or more, not -1"),
+        ({"splits": []}, "splits must not be empty"),
+        (
+            {"fp8_splits": [[8, {"even": 0, "uneven": 4}]]},
+            "fp8_splits, 8 rows, even must be a number of 1 or more, not 0",
+        ),
+        (
+            {"splits": [[8, {"even": 4, "uneven": 4}], [8, {"even": 4, "uneven": 4}]]},
+            "a limit in splits must be a number of 9 or more, not 8",
+        ),
+        ({"fp8_tiles": 32}, "unexpected keyword argument 'fp8_tiles'"),
+    ],
+)
+def test_settings_of_attention_that_no_kernel_takes(
+    setting: dict[str, object], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps({"sm_90": {"products": [], "attention": setting}}))
+    monkeypatch.setenv("NVCLI_TUNED", str(path))
+    tuned.forget()
+    with pytest.raises(UsageError) as caught:
+        tuned.attention(CPU)
+    assert str(caught.value).startswith(f"NVCLI_TUNED: {path} is no table of kernels: ")
+    assert why in str(caught.value).replace("\\'", "'")
 
 
 # --- what the ops do with it ---------------------------------------------------------------------
