@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
+from tests.kernels.triton_testing import needs_triton, run_in_interpreter
 
 # (tokens, KV heads, head_dim, block size, slots, heads first)
 SHAPES = [
@@ -56,18 +49,15 @@ def check_shape(
     assert all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
 
 
+def check_all_in_float32() -> None:
+    for shape in SHAPES:
+        check_shape(shape, torch.float32, "cpu")
+
+
 @needs_triton
 @pytest.mark.interpret
 def test_kernel_source_in_the_interpreter() -> None:
-    """In its own process: Triton decides when it is imported whether it interprets."""
-    code = (
-        "import torch; from tests.kernels.test_kv_store import SHAPES, check_shape\n"
-        "for shape in SHAPES: check_shape(shape, torch.float32, 'cpu')\n"
-        "print('all equal')"
-    )
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert (run.stdout, run.returncode) == ("all equal\n", 0), run.stderr
+    run_in_interpreter("tests.kernels.test_kv_store", "check_all_in_float32")
 
 
 @needs_triton

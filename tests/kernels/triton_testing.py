@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
+import json
 import os
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,35 +21,31 @@ needs_triton = pytest.mark.skipif(
 
 
 def run_in_interpreter(module: str, function: str) -> None:
-    """Call `module.function()` where Triton interprets: it decides that when it is imported."""
-    code = (
-        "import numpy, torch; numpy.seterr(over='ignore')\n"
-        f"from {__name__} import find_builtins_once; find_builtins_once()\n"
-        f"from {module} import {function}\n"
-        f"with torch.inference_mode(): {function}()\n"
-        "print('all equal')"
+    """Call `module.function()` where Triton interprets: it decides that when it is imported. In a
+    process of its own, which begins as a fork of one that has imported it (`interpreted`).
+    """
+    process = _interpreter()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{module} {function}\n")
+    process.stdin.flush()
+    status, text = json.loads(process.stdout.readline())
+    assert status == 0, text
+
+
+@functools.cache
+def _interpreter() -> subprocess.Popen[str]:
+    """It ends with this process, at the latest."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.kernels.interpreted"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
     )
-    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert (run.stdout, run.returncode) == ("all equal\n", 0), run.stderr
-
-
-def find_builtins_once() -> None:
-    """The interpreter looks through all of Triton's language for what to replace, anew for each
-    call of a function of a kernel: a fifth of its time. What it finds is always the same."""
-    from triton.language.core import is_builtin
-    from triton.runtime import interpreter
-
-    @functools.cache
-    def names_of(package: Any) -> list[str]:
-        return [name for name in dir(package) if is_builtin(getattr(package, name, None))]
-
-    def patch_builtin(package: Any, builder: Any, *scope: Any) -> None:
-        for name in names_of(package):
-            if is_builtin(member := getattr(package, name)):  # not replaced by a caller
-                interpreter._patch_attr(package, name, member, builder, *scope)
-
-    interpreter._patch_builtin = patch_builtin
+    atexit.register(process.communicate)
+    return process
 
 
 def assert_as_good_as_torch(got: Tensor, plain: Tensor, exact: Tensor) -> None:
