@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import ContextLengthError, NvcliError, RequestError, UsageError
+from nvcli.text import message_json
 from nvcli.types import (
     FinishReason,
     Message,
@@ -98,7 +99,7 @@ class ServerModel:
     ) -> str:
         body: dict[str, Any] = {
             "model": self.model_name,
-            "messages": [_message_json(message) for message in messages],
+            "messages": [message_json(message) for message in messages],
             "chat_template_kwargs": {"enable_thinking": enable_thinking},
         }
         if tools:
@@ -140,7 +141,7 @@ class ServerModel:
             return self._events("/v1/completions", {**body, "prompt": prompt})
         if isinstance(prompt, str):
             prompt = [Message("user", prompt)]
-        body["messages"] = [_message_json(message) for message in prompt]
+        body["messages"] = [message_json(message) for message in prompt]
         body["chat_template_kwargs"] = {"enable_thinking": enable_thinking}
         if tools:
             body["tools"] = list(tools)
@@ -240,7 +241,7 @@ class _ChunkReader:
         if "error" in chunk:
             raise RequestError(str(chunk["error"].get("message", "the request failed")))
         if chunk.get("usage"):
-            self._usage = _usage(chunk["usage"])
+            self._usage = read_usage(chunk["usage"])
         if not chunk.get("choices"):
             return None
         choice = chunk["choices"][0]
@@ -271,14 +272,15 @@ class _ChunkReader:
         )
 
 
-def _usage(value: dict[str, Any]) -> Usage:
-    prompt = value.get("prompt_tokens_details") or {}
-    completion = value.get("completion_tokens_details") or {}
+def read_usage(value: dict[str, Any]) -> Usage:
+    """Of a chat or completion, or of a response, which has other names for the same."""
+    prompt = value.get("prompt_tokens_details") or value.get("input_tokens_details") or {}
+    details = value.get("completion_tokens_details") or value.get("output_tokens_details") or {}
     return Usage(
-        prompt_tokens=value.get("prompt_tokens") or 0,
-        completion_tokens=value.get("completion_tokens") or 0,
+        prompt_tokens=value.get("prompt_tokens") or value.get("input_tokens") or 0,
+        completion_tokens=value.get("completion_tokens") or value.get("output_tokens") or 0,
         cached_tokens=prompt.get("cached_tokens") or 0,
-        reasoning_tokens=completion.get("reasoning_tokens") or 0,
+        reasoning_tokens=details.get("reasoning_tokens") or 0,
     )
 
 
@@ -290,24 +292,6 @@ def _call(value: dict[str, Any]) -> ToolCall:
         function.get("name") or "",
         function.get("arguments") or "",
     )
-
-
-def _message_json(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        found["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        found["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
-    return found
 
 
 def _refusal(response: httpx.Response) -> NvcliError:

@@ -27,7 +27,6 @@ from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
-    from types import TracebackType
 
     from nvcli.engine.engine import EngineStats, Request
     from nvcli.engine.engine_thread import EngineThread, Sink
@@ -424,12 +423,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

@@ -18,6 +18,18 @@ def home_folder() -> Path:
     return Path(text) if text.startswith("/") else _NOWHERE
 
 
+def xdg_folder(variable: str, usual: str) -> Path:
+    """A folder of the XDG standard; `usual` is its place in the home. A relative value does not
+    count, as the standard asks."""
+    base = os.environ.get(variable, "")
+    return Path(base) if base.startswith("/") else home_folder() / usual
+
+
+def state_folder() -> Path:
+    """`$XDG_STATE_HOME/nvcli`."""
+    return xdg_folder("XDG_STATE_HOME", ".local/state") / "nvcli"
+
+
 def expand_user(path: str | Path) -> Path:
     """`~` and `~name` expanded as a shell does: what names no user stays as it is written."""
     return Path(os.path.expanduser(path))

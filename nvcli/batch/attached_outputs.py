@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.batch.endpoints import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL
+from nvcli.client import read_usage
 from nvcli.types import FinishReason, RequestOutput, RequestTimes, ToolCall, Usage
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def read_outputs(request: HttpRequest, status: int, value: Any, began: float) ->
             HttpOutput(
                 request_id=request.request_id,
                 index=index,
-                usage=_usage(value.get("usage") or {}) if index == 0 else Usage(),
+                usage=read_usage(value.get("usage") or {}) if index == 0 else Usage(),
                 times=times,
                 body=value if index == 0 else None,
                 **answer,
@@ -146,14 +147,3 @@ def _reason(choice: dict[str, Any]) -> FinishReason:
         return FinishReason(choice["finish_reason"])
     except ValueError:  # a word of another server's
         return FinishReason.STOP
-
-
-def _usage(value: dict[str, Any]) -> Usage:
-    prompt = value.get("prompt_tokens_details") or value.get("input_tokens_details") or {}
-    details = value.get("completion_tokens_details") or value.get("output_tokens_details") or {}
-    return Usage(
-        prompt_tokens=value.get("prompt_tokens") or value.get("input_tokens") or 0,
-        completion_tokens=value.get("completion_tokens") or value.get("output_tokens") or 0,
-        cached_tokens=prompt.get("cached_tokens") or 0,
-        reasoning_tokens=details.get("reasoning_tokens") or 0,
-    )

@@ -17,7 +17,7 @@ from nvcli.batch.identity import IdRegistry
 from nvcli.batch.options import OnDuplicate, Scope
 from nvcli.batch.prescan import MAX_LISTED, Duplicate
 from nvcli.batch.progress import format_duration
-from nvcli.batch.records import Failure, Record, identify, parse_record
+from nvcli.batch.records import Failure, Record, failed, identify, parse_record
 from nvcli.batch.rows import read_rows
 from nvcli.batch.spelling import Teller
 from nvcli.errors import NvcliError
@@ -128,7 +128,7 @@ def dry_run(
             if assigned.first_line is not None and options.on_duplicate is OnDuplicate.ERROR:
                 duplicate = Duplicate(assigned.id, assigned.first_line, row.line)
                 found.duplicates.append(duplicate)
-                _add_bad(found, _as_failure(record, "duplicate_id", str(duplicate)))
+                _add_bad(found, failed(record, "duplicate_id", str(duplicate)))
             elif isinstance(record, Failure):
                 _add_bad(found, record)
             else:
@@ -137,10 +137,6 @@ def dry_run(
             break
     found.estimate_s = estimate(found, model)
     return found
-
-
-def _as_failure(record: Record | Failure, code: str, message: str) -> Failure:
-    return Failure(record.index, record.line, record.id, record.kind, code, message)
 
 
 def _add_bad(found: DryRun, failure: Failure) -> None:
@@ -153,7 +149,7 @@ def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_l
     try:
         prompts = prepare_prompts(record, tokenizer, max_model_len)
     except NvcliError as error:
-        _add_bad(found, _as_failure(record, error.code, str(error)))
+        _add_bad(found, failed(record, error.code, str(error)))
         return
     ids = [token_id for prompt in prompts for token_id in prompt.token_ids]
     size = sys.maxsize if tokenizer is None else tokenizer.size
@@ -161,13 +157,13 @@ def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_l
     if outside is not None:
         end = "" if tokenizer is None else f"; the vocabulary ends at {size - 1}"
         message = f"prompt holds token id {outside}{end}"
-        _add_bad(found, _as_failure(record, "invalid_parameter", message))
+        _add_bad(found, failed(record, "invalid_parameter", message))
         return
     longest = max(len(prompt.token_ids) for prompt in prompts)
     limit = record.sampling.get("max_tokens")
     if longest + (limit != 0) > max_model_len:
         message = f"the prompt has {longest:,} tokens, the context holds {max_model_len:,}"
-        _add_bad(found, _as_failure(record, "context_length_exceeded", message))
+        _add_bad(found, failed(record, "context_length_exceeded", message))
         return
     found.num_good += 1
     found.kinds[str(record.kind)] += 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nvcli.config import MAX_NUM_SEQS
+
 if TYPE_CHECKING:
     from nvcli.config import EngineConfig
     from nvcli.engine.engine import Request
@@ -11,8 +13,6 @@ if TYPE_CHECKING:
     from nvcli.engine.grammar import Grammar, GrammarSpec
     from nvcli.text import Tokenizer
     from nvcli.types import SamplingParams
-
-DEFAULT_NUM_SEQS = {"cpu": 16, "cuda": 256}  # the engine's own defaults
 
 
 class BatchEngine(Protocol):
@@ -22,29 +22,19 @@ class BatchEngine(Protocol):
 
     @property
     def model_name(self) -> str: ...
-
     @property
     def max_model_len(self) -> int: ...
-
     @property
     def hidden_size(self) -> int: ...
-
     @property
     def startup(self) -> Any: ...
-
     @property
     def tokenizer(self) -> Tokenizer: ...
-
     def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams: ...
-
     def compile_grammar(self, spec: GrammarSpec) -> Grammar: ...
-
     def submit(self, request: Request, sink: Sink) -> None: ...
-
     def abort(self, request_id: str) -> None: ...
-
     def stats(self) -> Any: ...
-
     def close(self) -> None: ...
 
 
@@ -54,4 +44,4 @@ def max_num_seqs(engine: BatchEngine) -> int:
     if engine.config.max_num_seqs is not None:
         return count * engine.config.max_num_seqs
     device = str(engine.startup.device).partition(":")[0]
-    return count * DEFAULT_NUM_SEQS.get(device, 256)
+    return count * MAX_NUM_SEQS.get(device, 256)

@@ -16,7 +16,7 @@ from nvcli.batch.attached import HttpEngine
 from nvcli.batch.identity import IdRegistry, record_seed
 from nvcli.batch.options import Scope
 from nvcli.batch.prescan import can_prescan
-from nvcli.batch.records import Failure, Record, identify, parse_record
+from nvcli.batch.records import Failure, Record, failed, failure_of, identify, parse_record
 from nvcli.batch.rows import read_rows
 from nvcli.batch.spelling import Teller
 from nvcli.engine.engine import Request
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from nvcli.batch.engine import BatchEngine
     from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
-    from nvcli.batch.rows import Row
     from nvcli.text import Tokenizer
 
 logger = logging.getLogger("nvcli")
@@ -119,11 +118,10 @@ class Preparer:
                 engine_request(
                     self._engine,
                     prompt,
-                    sampling,
+                    asked,
                     request_id=f"batch-{position}-{number}",
                     is_streaming=False,
-                    priority=asked.priority,
-                    cache_salt=asked.cache_salt,
+                    sampling=sampling,
                 )
             )
         return Prepared(position, record, prompts, requests)
@@ -159,14 +157,6 @@ def prepare_prompts(
         request, tokenizer, enable_thinking=record.enable_thinking, max_model_len=max_model_len
     )
     return [prompt]
-
-
-def failure_of(record: Record, error: NvcliError) -> Failure:
-    failure = Failure.of(
-        error, index=record.index, line=record.line, id=record.id, kind=record.kind
-    )
-    failure.echo = record.echo
-    return failure
 
 
 class Feed:
@@ -233,7 +223,8 @@ class Feed:
                     return
                 checked = parse_record(row, identity, options, record_id=assigned.id, index=index)
                 if assigned.first_line is not None:
-                    checked = _duplicate(row, checked, assigned.first_line)
+                    message = f"id {checked.id[:80]!r} is that of line {assigned.first_line}"
+                    checked = failed(checked, "duplicate_id", message)
                 if isinstance(checked, Failure):
                     if options.is_strict:
                         raise UsageError(f"line {checked.line}: {checked.message}")
@@ -248,15 +239,3 @@ class Feed:
 
     def _is_finished(self, key: bytes) -> bool:
         return self._existing is not None and key in self._existing.finished
-
-
-def _duplicate(row: Row, checked: Record | Failure, first_line: int) -> Failure:
-    return Failure(
-        index=checked.index,
-        line=row.line,
-        id=checked.id,
-        kind=checked.kind,
-        code="duplicate_id",
-        message=f"id {checked.id[:80]!r} is that of line {first_line}",
-        echo=checked.echo,
-    )

@@ -27,11 +27,10 @@ from nvcli.protocol import (
     CompletionRequest,
     chat_body,
     completion_body,
-    tool_call_body,
     usage_body,
 )
 from nvcli.protocol.pooling import EmbeddingRequest, unit_vector
-from nvcli.text.unicode import repair_surrogates
+from nvcli.text import call_json, repair_surrogates
 from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ class LineWriter:
         if self.include_thinking:
             answer["thinking"] = output.reasoning
         if output.tool_calls:
-            answer["tool_calls"] = [tool_call_body(call) for call in output.tool_calls]
+            answer["tool_calls"] = [call_json(call) for call in output.tool_calls]
         if output.logprobs is not None:
             answer["logprobs"] = [
                 {"id": lp.token_id, "logprob": lp.logprob, "top": [list(pair) for pair in lp.top]}

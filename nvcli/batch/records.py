@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvcli.batch.endpoints import (
@@ -101,18 +102,15 @@ class Failure:
     param: str | None = None
     echo: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, error: NvcliError, *, index: int, line: int, id: str, kind: Kind | None) -> Failure:
-        return cls(
-            index=index,
-            line=line,
-            id=id,
-            kind=kind,
-            code=error.code,
-            message=str(error),
-            status=error.http_status,
-            param=error.param,
-        )
+
+def failure_of(record: Record, error: NvcliError) -> Failure:
+    return failed(record, error.code, str(error), status=error.http_status, param=error.param)
+
+
+def failed(record: Record | Failure, code: str, message: str, **more: Any) -> Failure:
+    """`record` as a failure. `more`: its status, and the parameter that is wrong."""
+    place = (record.index, record.line, record.id, record.kind)
+    return Failure(*place, code, message, echo=record.echo, **more)
 
 
 def identify(row: Row, prompt_field: str | None = None) -> Identity:
@@ -166,32 +164,19 @@ def parse_record(
         problem = identity.problem or Problem("invalid_record", "the record has no known kind")
         return Failure(index, row.line, record_id, kind, problem.code, problem.message, echo=echo)
     try:
-        asked = _request(row.value, kind, options)
+        record = _read(row, kind, options, record_id=record_id, index=index)
     except RecursionError:
         error: NvcliError = InvalidParameterError("the record is nested too deep")
     except NvcliError as exc:
         error = exc
     else:
-        doubts = find_doubts(row, kind, options, asked.request.ignored_fields)
-        if doubts and options.is_strict:
-            text = doubts[0].text
-            return Failure(index, row.line, record_id, kind, "unknown_field", text, echo=echo)
-        return Record(
-            index=index,
-            line=row.line,
-            id=record_id,
-            kind=kind,
-            request=asked.request,
-            sampling=asked.sampling,
-            enable_thinking=asked.enable_thinking,
-            responses=asked.responses,
-            url=asked.url,
-            body=asked.body,
-            echo=echo,
-            doubts=doubts,
-        )
-    failure = Failure.of(error, index=index, line=row.line, id=record_id, kind=kind)
-    failure.echo = echo
+        record.echo = echo
+        record.doubts = find_doubts(row, kind, options, record.request.ignored_fields)
+        if record.doubts and options.is_strict:
+            return failed(record, "unknown_field", record.doubts[0].text)
+        return record
+    failure = Failure(index, row.line, record_id, kind, error.code, str(error), error.http_status)
+    failure.param, failure.echo = error.param, echo
     return failure
 
 
@@ -211,17 +196,10 @@ def read_echo(row: Row, options: BatchOptions) -> dict[str, Any]:
     return {name: row.value.get(name) for name in options.echo}
 
 
-@dataclass(slots=True)
-class _Asked:
-    url: str
-    body: Any
-    request: ChatRequest | CompletionRequest | EmbeddingRequest
-    sampling: dict[str, Any]
-    enable_thinking: bool = True
-    responses: ResponsesRequest | None = None
-
-
-def _request(value: dict[str, Any], kind: Kind, options: BatchOptions) -> _Asked:
+def _read(row: Row, kind: Kind, options: BatchOptions, *, record_id: str, index: int) -> Record:
+    """Raises `NvcliError`s of the record's own making, and `RecursionError`."""
+    value = row.value
+    make = partial(Record, index, row.line, record_id, kind)
     request: ChatRequest | CompletionRequest
     responses = None
     if kind is Kind.OPENAI:
@@ -230,7 +208,7 @@ def _request(value: dict[str, Any], kind: Kind, options: BatchOptions) -> _Asked
         if url == EMBEDDINGS_URL:
             if options.output_format is OutputFormat.TEXT:
                 raise InvalidParameterError("embeddings cannot be written as text", param="url")
-            return _Asked(url, body, read_embedding(body), {})
+            return make(read_embedding(body), {}, url=url, body=body)
         if url == RESPONSES_URL:
             body = with_instructions(with_text_format(body, options), options)
             responses = read_responses(body)
@@ -259,7 +237,7 @@ def _request(value: dict[str, Any], kind: Kind, options: BatchOptions) -> _Asked
             is_thinking = request.thinking.enabled
         if not is_thinking:
             sampling.pop("thinking_budget", None)
-    return _Asked(url, body, request, sampling, is_thinking, responses)
+    return make(request, sampling, is_thinking, responses, url, body)
 
 
 def _prompt_body(value: dict[str, Any], options: BatchOptions) -> tuple[str, dict[str, Any]]:

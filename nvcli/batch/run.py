@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 
 from nvcli.batch.admission import Waves
 from nvcli.batch.engine import max_num_seqs
-from nvcli.batch.feed import Failed, Fed, Feed, FeedEnd, Prepared, Preparer, Warned, failure_of
+from nvcli.batch.feed import Failed, Fed, Feed, FeedEnd, Prepared, Preparer, Warned
 from nvcli.batch.options import Order
+from nvcli.batch.records import failure_of
 from nvcli.batch.running import Running
 from nvcli.batch.signals import Wish, handle_signals
 from nvcli.errors import (

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvcli.batch.attached_outputs import HttpOutput
-from nvcli.batch.records import Failure
+from nvcli.batch.records import failed
 
 if TYPE_CHECKING:
     from nvcli.batch.feed import Prepared
+    from nvcli.batch.records import Failure
     from nvcli.types import RequestOutput
 
 
@@ -27,14 +28,7 @@ class Running:
 
     def failure(self, output: RequestOutput) -> Failure:
         """What a record ends as when one of its outputs is an error."""
-        record = self.item.record
-        return Failure(
-            index=record.index,
-            line=record.line,
-            id=record.id,
-            kind=record.kind,
-            code=output.error_code or str(output.finish_reason),
-            message=output.error or "the request was aborted",
-            status=output.status if isinstance(output, HttpOutput) else 500,
-            echo=record.echo,
-        )
+        code = output.error_code or str(output.finish_reason)
+        message = output.error or "the request was aborted"
+        status = output.status if isinstance(output, HttpOutput) else 500
+        return failed(self.item.record, code, message, status=status)

@@ -19,7 +19,6 @@ from nvcli.errors import ClosedPipeError, NvcliError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 
 class OutputError(NvcliError):
@@ -124,12 +123,7 @@ class OutputLock:
         except FileNotFoundError:
             return False
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         with suppress(OSError):  # somebody tidied up; the lock is the open file's
             os.unlink(self._path)
         os.close(self._fd)

@@ -27,7 +27,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 # Frames that a zstd file may begin or end with and that hold no data (pzstd writes them).
 _ZSTD_SKIPPABLE = tuple(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16))
 _ZSTD_MAGICS = (_ZSTD, *_ZSTD_SKIPPABLE)
-_ZSTD_SLICE = 512  # fed at once: at most a hundred blocks of 128 KiB each
+_SLICE = 512  # fed at once: of zstd at most a hundred blocks of 128 KiB each
 
 
 class InputError(NvcliError):
@@ -92,7 +92,9 @@ def _unpack(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
         return
     rest = _chain(head, chunks)
     if head.startswith(_GZIP):
-        yield from _decompress(rest, _new_gzip, (_GZIP,), f"{name} (gzip)")
+        yield from _decompress(
+            rest, lambda: zlib.decompressobj(wbits=31), (_GZIP,), f"{name} (gzip)"
+        )
     elif head.startswith(_ZSTD_MAGICS):
         yield from _decompress(rest, _zstd_factory(name), _ZSTD_MAGICS, f"{name} (zstd)")
     else:
@@ -104,57 +106,18 @@ def _chain(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
     yield from chunks
 
 
-class _Gzip:
-    """zlib's decompressor, giving its output in bounded pieces."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(wbits=31)
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
-
-    @property
-    def pending(self) -> bytes:
-        return self._inner.unconsumed_tail
-
-    def decompress(self, data: bytes, /) -> bytes:
-        return self._inner.decompress(data, MAX_PIECE_BYTES)
-
-
-def _new_gzip() -> _Decompressor:
-    return _Gzip()
-
-
-class _Zstd:
-    """Either library's decompressor, fed so little at once that its output is bounded too: four
-    bytes may unpack to 128 KiB, and not both libraries can be told where to stop."""
-
-    def __init__(self, inner: _Decompressor) -> None:
-        self._inner = inner
-        self.pending = b""
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data + self.pending
-
-    def decompress(self, data: bytes, /) -> bytes:
-        pieces: list[bytes] = []
-        size = place = 0
-        while place < len(data) and size < MAX_PIECE_BYTES and not self._inner.eof:
-            pieces.append(self._inner.decompress(data[place : place + _ZSTD_SLICE]))
-            size += len(pieces[-1])
-            place += _ZSTD_SLICE
-        self.pending = data[place:]
-        return b"".join(pieces)
+def _unpack_some(inner: _Decompressor, data: bytes) -> tuple[bytes, bytes]:
+    """(a piece of bounded size, what is still packed). A library is fed so little at once that its
+    output is bounded too: four bytes of zstd may unpack to 128 KiB, and not all libraries can be
+    told where to stop."""
+    pieces: list[bytes] = []
+    size = place = 0
+    while place < len(data) and size < MAX_PIECE_BYTES and not inner.eof:
+        pieces.append(inner.decompress(data[place : place + _SLICE]))
+        size += len(pieces[-1])
+        place += _SLICE
+    left = data[place:]
+    return b"".join(pieces), inner.unused_data + left if inner.eof else left
 
 
 def _zstd_factory(name: str) -> Callable[[], _Decompressor]:
@@ -162,7 +125,7 @@ def _zstd_factory(name: str) -> Callable[[], _Decompressor]:
 
     try:
         module: Any = import_module("compression.zstd")  # Python 3.14
-        return lambda: _Zstd(module.ZstdDecompressor())
+        return lambda: module.ZstdDecompressor()
     except ImportError:
         pass
     try:
@@ -172,7 +135,7 @@ def _zstd_factory(name: str) -> Callable[[], _Decompressor]:
             f"{name} is packed with zstd, which needs the Python package zstandard",
             hint="Run 'pip install zstandard', or unpack it: zstd -dc FILE | nvcli batch -",
         ) from None
-    return lambda: _Zstd(module.ZstdDecompressor().decompressobj())
+    return lambda: module.ZstdDecompressor().decompressobj()
 
 
 def _decompress(
@@ -186,8 +149,7 @@ def _decompress(
     data = b""
     for chunk in chunks:
         data += chunk
-        has_more = False  # the last piece was as long as allowed: more may be held back
-        while data or has_more:
+        while data:
             if unpacker is None:
                 if any(magic.startswith(data) and data != magic for magic in magics):
                     break  # the next member begins at the edge of a chunk
@@ -198,16 +160,13 @@ def _decompress(
                     raise InputError(f"cannot read {name}: something else follows the packed data")
                 unpacker = new()
             try:
-                piece = unpacker.decompress(data)
+                piece, data = _unpack_some(unpacker, data)
             except Exception as error:  # each library has its own
                 raise InputError(f"cannot read {name}: {error or 'corrupt data'}") from error
             if piece:
                 yield piece
-            has_more = len(piece) >= MAX_PIECE_BYTES and not unpacker.eof
             if unpacker.eof:
-                data, unpacker = unpacker.unused_data, None
-            else:
-                data = getattr(unpacker, "pending", b"")
+                unpacker = None
     if unpacker is not None or data.strip(b"\0"):
         raise InputError(f"cannot read {name}: it ends in the middle of the packed data")
 

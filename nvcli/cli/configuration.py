@@ -14,7 +14,6 @@ it.
 from __future__ import annotations
 
 import difflib
-import os
 import shlex
 import tomllib
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ import typer
 
 from nvcli.cli.environment import variable_of
 from nvcli.errors import UsageError
-from nvcli.paths import expand_user, home_folder
+from nvcli.paths import expand_user, home_folder, xdg_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,10 +64,8 @@ class Configuration:
 
 
 def user_file() -> Path:
-    """`$XDG_CONFIG_HOME/nvcli/config.toml`; a relative value does not count."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    folder = Path(base) if base.startswith("/") else home_folder() / ".config"
-    return folder / "nvcli" / "config.toml"
+    """`$XDG_CONFIG_HOME/nvcli/config.toml`."""
+    return xdg_folder("XDG_CONFIG_HOME", ".config") / "nvcli" / "config.toml"
 
 
 def load_configuration(

@@ -24,7 +24,6 @@ from nvcli.repl.wrap import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
     from nvcli.errors import NvcliError
     from nvcli.types import RequestTimes, Usage
@@ -182,13 +181,8 @@ class Spinner:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._interrupts.__exit__(exc_type, exc, traceback)
+    def __exit__(self, *exc: object) -> None:
+        self._interrupts.__exit__(None, None, None)
         if self._thread is not None:
             self._stop.set()
             self._thread.join()

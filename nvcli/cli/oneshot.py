@@ -20,8 +20,8 @@ from nvcli.repl.numbers import SEPARATOR, emptiness, statistics_line
 from nvcli.repl.render import AnswerRenderer
 from nvcli.repl.screen import visible
 from nvcli.repl.shell import not_saved
-from nvcli.repl.store import call_json
 from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, discard_typed, run_calls
+from nvcli.text import call_json
 from nvcli.text.words import counted
 from nvcli.types import FinishReason, Message, RequestOutput, fold_outputs
 

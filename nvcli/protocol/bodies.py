@@ -15,6 +15,7 @@ from nvcli.protocol.logprobs import (
     prompt_logprobs_body,
     token_text,
 )
+from nvcli.text import call_json
 from nvcli.types import FinishReason
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import CompletionRequest
     from nvcli.text import Tokenizer
-    from nvcli.types import RequestOutput, ToolCall
+    from nvcli.types import RequestOutput
 
 SYSTEM_FINGERPRINT = "nvcli"
 
@@ -73,7 +74,7 @@ def _chat_choice(
         message["reasoning"] = message["reasoning_content"] = output.reasoning
     if output.tool_calls:
         message["content"] = text or None
-        message["tool_calls"] = [tool_call_body(call) for call in output.tool_calls]
+        message["tool_calls"] = [call_json(call) for call in output.tool_calls]
     logprobs = None
     if request.has_logprobs and output.logprobs is not None:
         as_ids = request.return_tokens_as_token_ids
@@ -158,11 +159,6 @@ def finish_reason(output: RequestOutput) -> str:
     reason = output.finish_reason or FinishReason.STOP
     assert reason not in (FinishReason.ERROR, FinishReason.ABORT), reason
     return str(reason)
-
-
-def tool_call_body(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def usage_body(groups: Sequence[Sequence[RequestOutput]]) -> dict[str, Any]:

@@ -108,19 +108,21 @@ def prepare_completion(
 def engine_request(
     llm: SamplingSource,
     prompt: PreparedPrompt,
-    sampling: dict[str, Any],
+    asked: ChatRequest | CompletionRequest,
     *,
     request_id: str,
     is_streaming: bool,
-    priority: int = 0,
-    cache_salt: str | None = None,
+    sampling: dict[str, Any] | None = None,
 ) -> Request:
-    """The engine's request. `sampling` lies over the checkpoint's defaults.
+    """The engine's request. `sampling`, by default what was asked for, lies over the checkpoint's
+    defaults.
 
     Raises `InvalidParameterError` for a value out of range, `GrammarError` for a grammar that
     cannot be used.
     """
-    params = llm.sampling(enable_thinking=prompt.enable_thinking, **sampling)
+    params = llm.sampling(
+        enable_thinking=prompt.enable_thinking, **(asked.sampling if sampling is None else sampling)
+    )
     if prompt.bad_words:
         params = params.replace(bad_words=(*params.bad_words, *prompt.bad_words))
     return Request(
@@ -130,8 +132,8 @@ def engine_request(
         is_chat=prompt.is_chat,
         parse_tools=prompt.parse_tools,
         is_streaming=is_streaming,
-        priority=priority,
-        cache_salt=cache_salt,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
         grammar=None if prompt.grammar is None else llm.compile_grammar(prompt.grammar),
     )
 

@@ -12,12 +12,12 @@ from nvcli.paths import expand_user
 from nvcli.repl.shell import first_line, no_arguments, not_saved
 from nvcli.repl.store import (
     SessionFile,
-    message_json,
     new_name,
     record_line,
     session_names,
     session_path,
 )
+from nvcli.text import message_json
 from nvcli.types import Message
 
 if TYPE_CHECKING:

@@ -88,13 +88,12 @@ def edit(shell: Shell, arguments: str) -> None:
 def go_on(shell: Shell, arguments: str) -> None:
     no_arguments(arguments, "continue")
     session = shell.session
-    model, _, ids = session.answer_ids()
+    _, _, ids = session.answer_ids()
     turn = session.turns[-1]
     assert turn.output is not None, "it has an answer"
     is_cut = turn.is_interrupted or turn.output.finish_reason is FinishReason.LENGTH
     if not is_cut:
         raise UsageError("the last answer is complete", hint="/branch goes on from another token.")
-    del model
     shell.pending.append(session.extend(ids))
 
 

@@ -23,16 +23,6 @@ from nvcli.repl.store import session_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = [
-    "COMMANDS",
-    "Command",
-    "Shell",
-    "completions",
-    "find_command",
-    "interpret",
-    "run_command",
-]
-
 _COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
 _ESCAPED = re.compile(r"//[A-Za-z]+(?:\s.*)?", re.DOTALL)
 KEYS_HELP = """

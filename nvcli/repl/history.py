@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nvcli.paths import home_folder
+from nvcli.paths import state_folder
 from nvcli.repl.screen import repair
 
 if TYPE_CHECKING:
@@ -15,12 +14,6 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
 
 MAX_ENTRY = 64 * 1024  # characters; a larger paste is not worth keeping
-
-
-def state_folder() -> Path:
-    """`$XDG_STATE_HOME/nvcli`; a relative value does not count, as the standard asks."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if base.startswith("/") else home_folder() / ".local" / "state") / "nvcli"
 
 
 def open_history(expand: Callable[[str], str], warn: Callable[[str], None]) -> History:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nvcli.types import FinishReason, RequestOutput
 
 if TYPE_CHECKING:
-    from nvcli.repl.model import Startup
+    from nvcli.engine.startup import StartupReport
 
 
 SEPARATOR = " · "  # of the status line; lines break there
@@ -27,7 +27,7 @@ def spaced(count: int) -> str:
     return f"{count:,}".replace(",", " ")
 
 
-def startup_lines(report: Startup) -> list[str]:
+def startup_lines(report: StartupReport) -> list[str]:
     """What `-v` and `/show model` tell: where it runs, what it holds, what took how long."""
     tokens = report.num_blocks * report.block_size
     num_ranks = report.tensor_parallel_size

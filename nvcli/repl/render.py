@@ -110,17 +110,13 @@ class MarkdownAnswer:
         """Take the tail back, counting its rows at the width the terminal has now."""
         if not self._tail:
             return
+        from rich.cells import cell_len
+
         width, _ = self._screen.size()
-        rows = sum(max(1, -(-_cells(row) // width)) for row in self._tail)
+        rows = sum(max(1, -(-cell_len(row) // width)) for row in self._tail)
         self._tail = []
         up = f"\x1b[{rows - 1}A" if rows > 1 else ""
         self._screen.write(f"\r{up}\x1b[J")
-
-
-def _cells(text: str) -> int:
-    from rich.cells import cell_len
-
-    return cell_len(text)
 
 
 def last_rows(text: str, width: int, limit: int) -> list[str]:

@@ -8,7 +8,7 @@ cache, and `undo` and `retry` cost no prefill.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError, UsageError
@@ -351,7 +351,3 @@ class Session:
             block_size=stats.block_size if stats is not None else 0,
             cached_tokens=last.usage.cached_tokens if last else 0,
         )
-
-    def copy(self) -> Session:
-        """Another conversation that begins as this one."""
-        return replace(self, turns=list(self.turns), overrides=dict(self.overrides), file=None)

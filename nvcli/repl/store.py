@@ -18,8 +18,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import UsageError
-from nvcli.repl.history import state_folder
-from nvcli.text.unicode import repair_surrogates
+from nvcli.paths import state_folder
+from nvcli.text import message_json, repair_surrogates
 from nvcli.types import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -143,22 +143,6 @@ def record_line(messages: Sequence[Message]) -> str:
     for sign in "\u2028\u2029\x85":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return repair_surrogates(text) + "\n"
-
-
-def message_json(message: Message) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        found["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        found["tool_calls"] = [call_json(call) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
-    return found
-
-
-def call_json(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def messages_of(line: str, name: str) -> list[Message]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
 
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.|\r|\n)|\x1b.?")
 _MAX_BYTES = 1 << 20
@@ -76,12 +75,7 @@ class TypeAhead:
             self._previous_handler = signal.signal(signal.SIGCONT, self._go_silent)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._saved is None:
             return
         signal.signal(signal.SIGCONT, self._previous_handler)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.routing import Match, Route, Router
 
 from nvcli.server import (
@@ -28,7 +29,6 @@ from nvcli.server.state import ServerState
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from nvcli.server.config import ServerConfig
@@ -39,26 +39,20 @@ if TYPE_CHECKING:
 
 def _route(methods: str, path: str, endpoint: Endpoint) -> Route:
     """The metrics know a request by its route, not by its path, so that there are few of them."""
-    label = path.replace(":path", "")
-
-    async def labelled(scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.requests import Request
-
-        scope["handler"] = label
-        response = await endpoint(Request(scope, receive, send))
-        await response(scope, receive, send)
-
-    return Route(path, _ASGIEndpoint(labelled), methods=methods.split())
+    return Route(path, _Labelled(path.replace(":path", ""), endpoint), methods=methods.split())
 
 
-class _ASGIEndpoint:
+class _Labelled:
     """Starlette calls an object that is no function as an ASGI app."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, label: str, endpoint: Endpoint) -> None:
+        self._label = label
+        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        scope["handler"] = self._label
+        response = await self._endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
 
 
 def routes() -> list[Route]:

@@ -34,27 +34,14 @@ class SharedEngine:
     def __init__(self, llm: ServerEngine, prefix: str, model_name: str) -> None:
         self._llm = llm
         self._prefix = prefix
-        self._model_name = model_name
+        self.model_name = model_name
+        self.max_model_len = llm.max_model_len
+        self.hidden_size = llm.hidden_size
+        self.startup: Any = getattr(llm, "startup", None)
         self._lock = threading.Lock()
         self._sinks: dict[str, tuple[Sink, set[int]]] = {}
         self._is_stopped = False
         self.config: EngineConfig = llm.config.replace(max_num_seqs=llm.max_num_seqs)
-
-    @property
-    def model_name(self) -> str:
-        return self._model_name
-
-    @property
-    def max_model_len(self) -> int:
-        return self._llm.max_model_len
-
-    @property
-    def hidden_size(self) -> int:
-        return self._llm.hidden_size
-
-    @property
-    def startup(self) -> Any:
-        return getattr(self._llm, "startup", None)
 
     @property
     def tokenizer(self) -> Tokenizer:

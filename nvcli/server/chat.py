@@ -86,13 +86,7 @@ def chat_job(state: ServerState, body: dict[str, Any]) -> ChatJob:
         max_model_len=llm.max_model_len,
     )
     engine = engine_request(
-        llm,
-        prompt,
-        request.sampling,
-        request_id=state.bridge.new_id(),
-        is_streaming=request.stream,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
+        llm, prompt, request, request_id=state.bridge.new_id(), is_streaming=request.stream
     )
     response_id = f"chatcmpl-{uuid.uuid4().hex}"
     return ChatJob(body, request, prompt, engine, response_id, int(time.time()), model)

@@ -115,11 +115,10 @@ class _Turns:
         return engine_request(
             state.llm,
             prompt,
-            sampling,
+            chat,
             request_id=state.bridge.new_id(),
             is_streaming=True,
-            priority=chat.priority,
-            cache_salt=chat.cache_salt,
+            sampling=sampling,
         )
 
     def _shown(self, output: RequestOutput) -> RequestOutput:

@@ -66,11 +66,10 @@ def completion_job(state: ServerState, body: dict[str, Any]) -> CompletionJob:
         engine_request(
             llm,
             prompt,
-            sampling,
+            request,
             request_id=state.bridge.new_id(),
             is_streaming=request.stream,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
+            sampling=sampling,
         )
         for prompt in prompts
     ]

@@ -25,7 +25,12 @@ class DescribedEngine:
 
     def __init__(self, config: EngineConfig, info: dict[str, Any]) -> None:
         self.config = config
-        self._info = info
+        self.model_name: str = info["model_name"]
+        self.max_model_len: int = info["max_model_len"]
+        self._max_num_seqs: int = info["max_num_seqs"]
+        self.vocab_size: int = info["vocab_size"]
+        self.hidden_size: int = info["hidden_size"]
+        self._eos_token_ids = frozenset(info["eos_token_ids"])
         self._stats = EngineStats(*info["stats"])
         self._tokenizer: Tokenizer | None = None
         try:
@@ -39,28 +44,8 @@ class DescribedEngine:
         self._checks = RequestChecks(info, self._stats, self._tokenizer)
 
     @property
-    def model_name(self) -> str:
-        return str(self._info["model_name"])
-
-    @property
-    def is_demo(self) -> bool:
-        return self.config.model == "demo"
-
-    @property
-    def max_model_len(self) -> int:
-        return int(self._info["max_model_len"])
-
-    @property
     def max_num_seqs(self) -> int:
-        return int(self._info["max_num_seqs"])
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self._info["vocab_size"])
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self._info["hidden_size"])
+        return self._max_num_seqs
 
     @property
     def supports_thinking(self) -> bool:
@@ -83,7 +68,7 @@ class DescribedEngine:
             self._compiler = GrammarCompiler(
                 self.tokenizer,
                 vocab_size=self.vocab_size,
-                eos_token_ids=frozenset(self._info["eos_token_ids"]),
+                eos_token_ids=self._eos_token_ids,
             )
         return self._compiler.compile(spec)
 

@@ -51,13 +51,7 @@ def message_job(state: ServerState, body: dict[str, Any]) -> MessageJob:
     """Check, render and tokenize. Raises every error that is the request's own fault."""
     request, prompt = _prompt(state, body, needs_limit=True)
     engine = engine_request(
-        state.llm,
-        prompt,
-        request.sampling,
-        request_id=state.bridge.new_id(),
-        is_streaming=True,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
+        state.llm, prompt, request, request_id=state.bridge.new_id(), is_streaming=True
     )
     return MessageJob(request, prompt, engine, request.model or state.model)
 

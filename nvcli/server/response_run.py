@@ -143,11 +143,10 @@ def _engine_request(
     return engine_request(
         state.llm,
         prompt,
-        sampling,
+        chat,
         request_id=state.bridge.new_id(),
         is_streaming=True,
-        priority=chat.priority,
-        cache_salt=chat.cache_salt,
+        sampling=sampling,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from nvcli.errors import InvalidParameterError
 from nvcli.server.chat import needs_grammar, note_request, read_page
-from nvcli.server.errors import BadRequestError, GenerationError, NotFoundError
+from nvcli.server.errors import BadRequestError, NotFoundError
 from nvcli.server.generate import prepare, start, while_connected
 from nvcli.server.json_io import JSONBody, read_object
 from nvcli.server.response_run import Job, Record, make_job, open_record, run
@@ -167,11 +167,3 @@ async def count_input_tokens(http: HTTPRequest) -> Response:
 
 async def compact(http: HTTPRequest) -> Response:
     raise NotFoundError("/v1/responses/compact is not supported", hint="Use truncation: auto.")
-
-
-async def finish_background(state: ServerState) -> None:
-    """End what runs in the background; the server goes down."""
-    for record in list(state.live.values()):
-        record.error = GenerationError("the server is shutting down", "aborted", 503)
-        if record.task is not None:
-            record.task.cancel()

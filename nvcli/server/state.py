@@ -1,10 +1,9 @@
-"""The state of a running server: what was loaded, which phase it is in, what is on its way."""
+"""The state of a running server: what was loaded, whether it ends, what is on its way."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -22,7 +21,6 @@ from nvcli.server.store import Store
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nvcli.errors import NvcliError
     from nvcli.server.config import ServerConfig
     from nvcli.server.engine import ServerEngine
     from nvcli.server.response_run import Record
@@ -34,21 +32,13 @@ NUM_LARGE = 2  # that are read and tokenized at once
 MAX_BODIES = 16  # of the largest size, on their way at once; smaller ones in proportion
 
 
-class Phase(StrEnum):
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    FAILED = "failed"
-
-
 class ServerState:
     """One per app. Everything but `load` runs in the event loop's thread."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.created = int(time.time())
-        self.phase = Phase.LOADING
-        self.error: NvcliError | None = None  # why loading failed
+        self.is_draining = False
         self.num_requests = 0  # HTTP requests on their way, those about the server left out
         self.num_body_bytes = 0  # of requests on their way
         self.metrics = Metrics(self)
@@ -76,8 +66,6 @@ class ServerState:
             llm.listen(asyncio.get_running_loop())
         if self.batches is not None:
             self.batches.start(llm, self.model_names)
-        if self.phase is Phase.LOADING:
-            self.phase = Phase.READY
 
     @property
     def is_loaded(self) -> bool:
@@ -85,10 +73,9 @@ class ServerState:
 
     @property
     def bridge(self) -> EngineBridge:
-        """Raises `NotReadyError` while there is no model, and once the server drains."""
+        """Raises `NotReadyError` while there is no model."""
         if self._bridge is None:
-            reason = f"the model could not be loaded: {self.error}" if self.error else None
-            raise NotReadyError(reason or "the model is loading", hint="Try again in a moment.")
+            raise NotReadyError("the model is loading", hint="Try again in a moment.")
         return self._bridge
 
     @property
@@ -101,7 +88,7 @@ class ServerState:
 
     def check_accepting(self) -> None:
         """Raises `NotReadyError` unless new work is taken."""
-        if self.phase is Phase.DRAINING:
+        if self.is_draining:
             raise NotReadyError("the server is shutting down", hint="Try another one.")
         if not self.bridge.llm.is_alive:
             raise NotReadyError("the engine has stopped", hint="The server must be restarted.")
@@ -160,17 +147,15 @@ class ServerState:
         if self.num_requests == 0:
             self._idle.set()
 
-    async def drain(self, timeout: float, on_tick: Callable[[int], None] | None = None) -> bool:
+    async def drain(self, timeout: float) -> bool:
         """Refuse new work and wait for what runs. False when time ran out."""
-        self.phase = Phase.DRAINING
+        self.is_draining = True
         deadline = time.monotonic() + timeout
         while self.num_requests > 0:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             self._idle.clear()
-            if on_tick is not None:
-                on_tick(self.num_requests)
             try:
                 await asyncio.wait_for(self._idle.wait(), left)
             except TimeoutError:

@@ -2,7 +2,9 @@
 
 from nvcli.text.detokenizer import IncrementalDetokenizer, StopMatcher, StopPiece, Vocabulary
 from nvcli.text.messages import (
+    call_json,
     content_text,
+    message_json,
     normalize_messages,
     parse_message,
     parse_messages,
@@ -25,7 +27,9 @@ __all__ = [
     "Tokenizer",
     "ToolFormat",
     "Vocabulary",
+    "call_json",
     "content_text",
+    "message_json",
     "normalize_messages",
     "parse_message",
     "parse_messages",

@@ -109,6 +109,26 @@ def _parse_call(index: int, call_id: str, function: object, place: str) -> ToolC
     return ToolCall(index, call_id, name, arguments)
 
 
+# --- and back ------------------------------------------------------------------------------------
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """A message object of OpenAI's, which `parse_message` reads."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [call_json(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    return found
+
+
+def call_json(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
 # --- normalising ---------------------------------------------------------------------------------
 
 

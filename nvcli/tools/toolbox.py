@@ -16,7 +16,6 @@ from nvcli.text.unicode import repair_surrogates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 TIMEOUT_S = 60.0
 MAX_CHARACTERS = 20_000
@@ -135,10 +134,5 @@ class Toolbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

@@ -158,7 +158,7 @@ def test_the_requests_thinking_wins_over_the_default() -> None:
     request = parse_chat({"messages": USER, "enable_thinking": False})
     prompt = prepare_chat(request, TOKENIZER, enable_thinking=True)
     assert not prompt.enable_thinking
-    made = engine_request(Source(), prompt, request.sampling, request_id="x", is_streaming=True)
+    made = engine_request(Source(), prompt, request, request_id="x", is_streaming=True)
     assert made.params.temperature == 0.7
     assert made.is_chat
 
@@ -166,7 +166,7 @@ def test_the_requests_thinking_wins_over_the_default() -> None:
 def test_bad_words_become_token_sequences() -> None:
     request = parse_completion({"prompt": "a", "bad_words": ["no"]})
     prompt = prepare_completion(request, TOKENIZER)[0]
-    made = engine_request(Source(), prompt, {}, request_id="x", is_streaming=False)
+    made = engine_request(Source(), prompt, request, request_id="x", is_streaming=False)
     assert made.params.bad_words == (tuple(b"no"), tuple(b" no"))
 
 

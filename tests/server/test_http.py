@@ -329,11 +329,9 @@ def test_a_full_queue_is_a_429(serve: Serve) -> None:
 
 
 def test_loading_and_draining_are_503(serve: Serve) -> None:
-    from nvcli.server.state import Phase
-
     served = serve("x")
     served.chat()
-    served.app.state.phase = Phase.DRAINING
+    served.app.state.is_draining = True
     response = served.post(CHAT, DEFAULTS)
     check_error(response, 503, "not_ready")
     assert "retry-after" in response.headers
