@@ -68,7 +68,7 @@ def measure(model: str, load_format: str, args: argparse.Namespace) -> Iterator[
         _print_points(rows)
         common = {
             "leave_one_out": found.errors,
-            "cost": found.cost.as_json(),
+            "cost": asdict(found.cost),
             "steps_ms": {r["name"]: sorted(r["t_s"])[len(r["t_s"]) // 2] * 1e3 for r in rows},
             "notes": found.notes,
             "hardware": {

@@ -87,9 +87,6 @@ class Calibration:
         """Whether a prediction stays within twice of what was measured."""
         return b <= 2 * self.max_b and 2 * self.max_S >= S and p <= 2 * self.max_p
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Calibration:
         return cls(
@@ -269,7 +266,7 @@ def _path(key: str) -> Path:
 def save(calibration: Calibration) -> Path:
     path = _path(calibration.key)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_text(dump(calibration.as_json()) + "\n", encoding="utf-8")
+    path.write_text(dump(asdict(calibration)) + "\n", encoding="utf-8")
     return path
 
 

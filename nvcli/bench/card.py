@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from nvcli.bench.summary import Summary
 
+WIDTH = 100
 _ROWS = ("ttft", "tpot", "itl", "stall", "e2e")
 
 
@@ -19,11 +20,11 @@ def card(summary: Summary) -> list[str]:
     return [part for line in _lines(summary) for part in _wrap(line)]
 
 
-def _wrap(line: str, width: int = 100) -> list[str]:
+def _wrap(line: str) -> list[str]:
     """Break a line of parts between them; what is one part stays whole."""
     parts = []
-    while len(line) > width:
-        cut = max(line.rfind(" · ", 12, width), line.rfind(" │ ", 12, width))
+    while len(line) > WIDTH:
+        cut = max(line.rfind(" · ", 12, WIDTH), line.rfind(" │ ", 12, WIDTH))
         if cut < 0:
             break
         parts.append(line[:cut])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _PR_SET_PDEATHSIG = 1
+START_S = 600.0  # that a server gets to load its model
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -30,7 +31,7 @@ def _die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def own_server(flags: Sequence[str], *, wait_s: float = 600.0) -> Iterator[str]:
+def own_server(flags: Sequence[str]) -> Iterator[str]:
     """`nvcli serve` on a free port, in a process of its own; its URL.
 
     Raises `DeviceError` when the model or device cannot be used (exit 3), else `NvcliError`.
@@ -50,13 +51,13 @@ def own_server(flags: Sequence[str], *, wait_s: float = 600.0) -> Iterator[str]:
                 start_new_session=True,  # Ctrl-C is ours; the server ends when we say so
             )
         try:
-            yield _wait_for(process, ready, log, wait_s)
+            yield _wait_for(process, ready, log)
         finally:
             _stop(process)
 
 
-def _wait_for(process: subprocess.Popen[bytes], ready: Path, log: Path, wait_s: float) -> str:
-    deadline = time.monotonic() + wait_s
+def _wait_for(process: subprocess.Popen[bytes], ready: Path, log: Path) -> str:
+    deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if ready.exists():
             return str(json.loads(ready.read_text())["url"])
@@ -67,7 +68,7 @@ def _wait_for(process: subprocess.Popen[bytes], ready: Path, log: Path, wait_s: 
             kind = DeviceError if code == DeviceError.exit_code else NvcliError
             raise kind(f"nvcli serve ended with code {code}: {reason}")
         time.sleep(0.05)
-    raise NvcliError(f"nvcli serve was not ready within {wait_s:g} s")
+    raise NvcliError(f"nvcli serve was not ready within {START_S:g} s")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

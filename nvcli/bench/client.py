@@ -91,10 +91,8 @@ def _take(
     usage = event.get("usage")
     if usage:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        record.n_in, record.n_out = (
-            _tokens(usage["prompt_tokens"]),
-            _tokens(usage["completion_tokens"]),
-        )
+        n_in, n_out = _tokens(usage["prompt_tokens"]), _tokens(usage["completion_tokens"])
+        record.n_in, record.n_out = n_in, n_out
         record.cached = None if cached is None else _tokens(cached)
     count = 0
     for choice in event.get("choices") or ():

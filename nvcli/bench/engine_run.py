@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli import __version__
 from nvcli.bench.calibrate import Calibration, key_of
-from nvcli.bench.machine import environment, hardware_of
+from nvcli.bench.machine import cpu_name, environment, hardware_of
 from nvcli.bench.nvml import gpu_facts
 from nvcli.bench.perf_model import Cost, Hardware, PerfModel, pairs_of
 from nvcli.bench.record import StepRecord
@@ -95,7 +95,7 @@ class Bench:
                 "digest": model_digest(llm.folder),
                 "tensor_parallel_size": startup.tensor_parallel_size,
             },
-            "calibration": calibration.as_json() if calibration else None,
+            "calibration": asdict(calibration) if calibration else None,
             "environment": environment(self.device, device_name(llm)),
             "engine": {k: v for k, v in asdict(llm.config).items() if k != "model"},
             "slots": llm.max_num_seqs,
@@ -132,8 +132,6 @@ def device_name(llm: LLM) -> str:
 
 
 def one_device_name(llm: LLM) -> str:
-    from nvcli.bench.machine import cpu_name
-
     return cpu_name() if llm.startup.device == "cpu" else llm.startup.device
 
 

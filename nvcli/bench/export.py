@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import repeats
 from nvcli.bench.card import card
+from nvcli.bench.charts import png, svg
 from nvcli.bench.metrics import DEFINITIONS, METRICS, latencies
 from nvcli.bench.record import dump
 from nvcli.bench.text import number
@@ -62,7 +63,7 @@ def write(path: Path, source: Path, runs: Sequence[Run], summaries: Sequence[Sum
         ".csv": lambda: to_csv(runs),
         ".md": lambda: to_markdown(summaries),
         ".html": lambda: to_html(summaries),
-        ".png": lambda: _png(summaries),
+        ".png": lambda: png(summaries),
         ".hgrm": lambda: to_hgrm(summaries[-1]),
     }
     content = makers[path.suffix]()
@@ -123,8 +124,6 @@ def to_markdown(summaries: Sequence[Summary]) -> str:
 
 def to_html(summaries: Sequence[Summary]) -> str:
     """One page without links to anything outside."""
-    from nvcli.bench.charts import svg
-
     blocks = [card(summary) for summary in summaries]
     if over_runs := repeats.lines(summaries):
         blocks.append(over_runs)
@@ -139,12 +138,6 @@ def to_html(summaries: Sequence[Summary]) -> str:
         f"<pre>{html.escape(DEFINITIONS)}</pre>\n"
         f'<script type="application/json" id="report">{data}</script>\n</body></html>\n'
     )
-
-
-def _png(summaries: Sequence[Summary]) -> bytes:
-    from nvcli.bench.charts import png
-
-    return png(summaries)
 
 
 def _histogram_class() -> Any:

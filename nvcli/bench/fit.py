@@ -81,13 +81,11 @@ class Scaling:
         return math.sqrt(max(1 - self.sigma, 0) / self.kappa) if self.kappa > 0 else None
 
 
-def fit_scaling(
-    points: Sequence[tuple[float, float]], *, with_kappa: bool = True
-) -> Scaling | None:
+def fit_scaling(points: Sequence[tuple[float, float]]) -> Scaling | None:
     """Fit (N, X) points; None with fewer than 2 of different N. kappa needs at least 4."""
     if len({n for n, _ in points}) < 2 or any(x <= 0 for _, x in points):
         return None
-    with_kappa = with_kappa and len({n for n, _ in points}) >= 4
+    with_kappa = len({n for n, _ in points}) >= 4
     n = np.array([p[0] for p in points], dtype=float)
     x = np.array([p[1] for p in points], dtype=float)
     y = n / x

@@ -158,9 +158,9 @@ def finite_mean(values: Sequence[float]) -> float | None:
     return mean([v for v in values if math.isfinite(v)])
 
 
-def tail_chance(num_tokens: float, share_above: float = 0.01) -> float:
-    """Chance that a reply of n tokens meets a gap of the slowest share: 1 - (1 - p)^n."""
-    return float(1 - (1 - share_above) ** num_tokens)
+def tail_chance(num_tokens: float) -> float:
+    """Chance that a reply of n tokens meets a gap of the slowest hundredth: 1 - 0.99^n."""
+    return float(1 - 0.99**num_tokens)
 
 
 # --- limits (SLO) --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import calibrate, machine
@@ -15,7 +16,7 @@ from nvcli.bench.engine_run import Bench, StepLog
 from nvcli.bench.limits import resources
 from nvcli.bench.machine import GcWatch
 from nvcli.bench.nvml import Sampler
-from nvcli.bench.points import Measured, Point, default_points, run_points
+from nvcli.bench.points import Point, default_points, run_points
 from nvcli.bench.precision import Precision
 from nvcli.bench.record import RunWriter, id_in, now_ns
 from nvcli.errors import InterruptedRunError
@@ -44,9 +45,7 @@ def run_latency(
     bench: Bench, *, repeats: int, seed: int, progress: Callable[[str], None], path: Path
 ) -> bool:
     """Micro-benchmarks and a calibration, which is stored for `plan` and the other verbs."""
-    header = {**base_header("latency", id_in(path)), **bench.header(None)}
-    header["load"] = {"mode": "steps", "text": f"single steps, {repeats} repeats"}
-    with RunWriter(path, header) as run:
+    with _steps_run(bench, "latency", f"single steps, {repeats} repeats", path) as run:
         measured = run_points(
             bench, default_points(bench), repeats=repeats, seed=seed, progress=progress
         )
@@ -57,9 +56,14 @@ def run_latency(
             calibrate.save(found)
         run.finish(
             interrupted=measured.was_interrupted,
-            calibration=found.as_json() if found is not None else None,
+            calibration=asdict(found) if found is not None else None,
         )
     return measured.was_interrupted
+
+
+def _steps_run(bench: Bench, command: str, text: str, path: Path) -> RunWriter:
+    header = {**base_header(command, id_in(path)), **bench.header(None)}
+    return RunWriter(path, {**header, "load": {"mode": "steps", "text": text}})
 
 
 def run_throughput(
@@ -173,7 +177,10 @@ def run_card(
     if measured.was_interrupted:
         if not measured.rows:
             raise InterruptedRunError("interrupted before anything was measured whole")
-        _store_points(bench, measured, path)
+        with _steps_run(bench, "card", "single steps", path) as run:
+            for row in measured.rows:
+                run.point(**row)
+            run.finish(interrupted=True)
         return True
     if measured.calibration is not None:
         calibrate.save(measured.calibration)
@@ -191,16 +198,6 @@ def run_card(
         command="card",
         points=measured.rows,
     )
-
-
-def _store_points(bench: Bench, measured: Measured, path: Path) -> None:
-    """A card that was interrupted before its load."""
-    header = {**base_header("card", id_in(path)), **bench.header(None)}
-    header["load"] = {"mode": "steps", "text": "single steps"}
-    with RunWriter(path, header) as run:
-        for row in measured.rows:
-            run.point(**row)
-        run.finish(interrupted=True)
 
 
 def essential_first(points: list[Point]) -> list[Point]:

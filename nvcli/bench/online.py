@@ -129,14 +129,14 @@ class Session:
         self.path = path
         self.command = command
         self._stay_s = 0.0  # of a request: a lone one's, then that of the last load
-        self._client: Client | None = None
+        self._endpoint = Endpoint(target.url, target.model or "", target.api_key)
+        self._client = Client(self._endpoint, timeout_s=options.timeout_s)
 
     async def __aenter__(self) -> Session:
-        endpoint = Endpoint(self.target.url, self.target.model or "", self.target.api_key)
-        self._client = await Client(endpoint, timeout_s=self.options.timeout_s).__aenter__()
+        await self._client.__aenter__()
         try:
             served = await served_model(self._client, self.target.model)
-            endpoint.model = served["id"]
+            self._endpoint.model = served["id"]
             longest = served.get("max_model_len")
             if isinstance(longest, int):
                 self.target.max_len = min(longest, self.target.max_len or longest)
@@ -150,7 +150,6 @@ class Session:
         return self
 
     async def __aexit__(self, *args: object) -> None:
-        assert self._client is not None
         await self._client.__aexit__()
 
     def _planned(self, trace: Trace | None = None, salt: int | None = None) -> Iterator[Planned]:
@@ -166,13 +165,11 @@ class Session:
 
     async def _warm(self, salt: int) -> None:
         """A warm cache: what repeats is sent before the clock starts. Raises `EndpointError`."""
-        assert self._client is not None
         for planned in self.options.workload.warm_up(**self._bounds(salt)):
             await probe(self._client, planned)
 
     async def measure(self, point: Point) -> LoadResult:
         """Run one load to its end, and store it."""
-        assert self._client is not None
         load = point.load(self.options.workload, self._stagger_s(point))
         load.max_len = self.target.max_len
         salt = self._salt()
@@ -217,16 +214,14 @@ class Session:
 
     def _header(self, point: Point, gauges: dict[str, float]) -> dict[str, Any]:
         options, target = self.options, self.target
-        assert self._client is not None
-        device = "cpu"
-        name = machine.cpu_name()
+        device, name = "cpu", machine.cpu_name()
         found = target.calibration
         if found is not None and found.hardware.name != name:
             device, name = "cuda", found.hardware.name
         header: dict[str, Any] = {
             **base_header(self.command, id_in(self.path)),
             "model": {
-                "name": model_name(self._client.endpoint.model),
+                "name": model_name(self._endpoint.model),
                 "max_model_len": target.max_len,
             },
             "environment": machine.environment(device, name if target.is_own else "server"),
@@ -239,7 +234,7 @@ class Session:
             "gpu_metrics": options.with_gpu,
             "timeout_s": options.timeout_s,
             "client": asdict(options.ceiling) if options.ceiling is not None else {},
-            "server": {"is_own": target.is_own, "strict": self._client.endpoint.is_strict},
+            "server": {"is_own": target.is_own, "strict": self._endpoint.is_strict},
         }
         if found is not None:
             header["slots"] = found.slots
@@ -253,7 +248,6 @@ class Session:
 
     async def _gauges(self) -> dict[str, float]:
         """The server's gauges now; empty where it has none."""
-        assert self._client is not None
         body = await self._client.get("/metrics")
         if body is None:
             return {}

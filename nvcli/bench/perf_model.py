@@ -85,9 +85,6 @@ class Cost:
             prefill_fixed=0.0,
         )
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         return cls(**{**value, "seen": tuple(tuple(row) for row in value.get("seen", ()))})

@@ -7,7 +7,7 @@ of twice the calibrated range they are marked.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
@@ -67,12 +67,8 @@ class Plan:
 
         return [closed_over(self.replicas, b, one) for b in ladder(self.replicas * self.l_each)]
 
-    def open(self) -> Prediction | None:
-        """At the asked rate; None where the queue would grow for ever."""
-        assert self.rate is not None, "no rate was asked for"
-        return self.open_at(self.rate)
-
     def open_at(self, rate: float) -> Prediction | None:
+        """None where the queue would grow for ever."""
         return open_over(
             self.replicas,
             rate,
@@ -103,12 +99,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     least = binding(rows)
     value: dict[str, Any] = {
         "model": plan.model_name,
-        "hardware": {
-            "name": plan.hardware.name,
-            "bandwidth": plan.hardware.bandwidth,
-            "flops": plan.hardware.flops,
-            "source": plan.hardware.source,
-        },
+        "hardware": asdict(plan.hardware),
         "source": plan.source,
         "n_in": plan.n_in,
         "n_out": plan.n_out,
@@ -121,10 +112,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "sigma": plan.model.serial_share(plan.n_in, plan.n_out),
         "points": [_point(plan, p) for p in plan.closed()],
         "errors": plan.calibration.errors if plan.calibration else None,
-        "cost": plan.model.cost.as_json(),
+        "cost": asdict(plan.model.cost),
     }
     if plan.rate is not None:
-        found = plan.open()
+        found = plan.open_at(plan.rate)
         value["open"] = None if found is None else _point(plan, found)
     return value
 
@@ -167,10 +158,8 @@ def lines(plan: Plan, *, explain: bool) -> list[str]:
             f"{number(p.e2e_s):>9}  {p.bound}{mark}"
         )
     step, prefill = model.decode(1, plan.n_in), model.prefill(plan.n_in)
-    floor, prefill_floor = (
-        model.decode_floor(hardware, 1, plan.n_in),
-        model.prefill_floor(hardware, plan.n_in),
-    )
+    floor = model.decode_floor(hardware, 1, plan.n_in)
+    prefill_floor = model.prefill_floor(hardware, plan.n_in)
     found += [
         "",
         f"floors    decode step {number(floor * 1e3)} of {number(step * 1e3)} ms "
@@ -204,7 +193,7 @@ def lines(plan: Plan, *, explain: bool) -> list[str]:
         )
         found += [f"note      {text}" for text in plan.calibration.notes]
     if plan.rate is not None:
-        found += ["", *_open_lines(plan)]
+        found += ["", *_open_lines(plan, plan.rate)]
     if explain:
         found += ["", *explanation(plan)]
     return found
@@ -229,10 +218,9 @@ def _limit_lines(plan: Plan) -> list[str]:
     return text
 
 
-def _open_lines(plan: Plan) -> list[str]:
+def _open_lines(plan: Plan, rate: float) -> list[str]:
     """The planning answer at a rate."""
-    rate, found = plan.rate, plan.open()
-    assert rate is not None
+    found = plan.open_at(rate)
     if found is None:
         return [
             f"λ = {rate:g}/s is beyond λ_max = {number(plan.rate_max)}/s: the queue would grow "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,20 +51,17 @@ def make_plan(
     found = None
     if gpu is None and device is None and dtype is None and share is None:
         found = calibrate.find(name, tensor_parallel_size)
+    make = partial(
+        Plan, name, n_in=n_in, n_out=n_out, calibration=found, replicas=replicas, lens=lens
+    )
     if found is not None and not found.is_limited:
         _check_context(name, n_in, n_out, found.max_model_len)
-        return Plan(
-            name,
+        return make(
             found.perf_model,
             found.hardware,
-            n_in,
-            n_out,
-            slots or found.slots,
-            found.num_blocks or 0,
-            found.block_size,
-            found,
-            replicas=replicas,
-            lens=lens,
+            slots=slots or found.slots,
+            num_blocks=found.num_blocks or 0,
+            block_size=found.block_size,
         )
     config = _config(model)
     config.check_tensor_parallel(tensor_parallel_size)
@@ -86,19 +84,7 @@ def make_plan(
     model_of = PerfModel(shape, cost, budget, int(kind == "cuda"), buckets)
     if found is not None:
         model_of, hardware = found.perf_model, found.hardware
-    return Plan(
-        name,
-        model_of,
-        hardware,
-        n_in,
-        n_out,
-        places,
-        num_blocks,
-        BLOCK_SIZE,
-        found,
-        replicas=replicas,
-        lens=lens,
-    )
+    return make(model_of, hardware, slots=places, num_blocks=num_blocks, block_size=BLOCK_SIZE)
 
 
 def _config(model: str) -> ModelConfig:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 import time
 from dataclasses import dataclass, field, fields
@@ -25,11 +24,10 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from nvcli.bench import checked
 from nvcli.errors import UsageError
-from nvcli.paths import home_folder
+from nvcli.paths import state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
 SCHEMA = "nvcli.bench/1"
 OK, ERROR, TIMEOUT, UNFINISHED = "ok", "error", "timeout", "unfinished"
@@ -165,25 +163,14 @@ class RunWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if not self._is_ended:
             self.finish(interrupted=True)
         self.close()
 
 
 def runs_folder() -> Path:
-    """`$XDG_STATE_HOME/nvcli/bench`; a relative value does not count, as the standard asks."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (
-        (Path(base) if base.startswith("/") else home_folder() / ".local" / "state")
-        / "nvcli"
-        / "bench"
-    )
+    return state_folder() / "bench"
 
 
 def new_path() -> Path:
@@ -252,13 +239,8 @@ def parse_runs(lines: Iterable[bytes], name: str) -> list[Run]:
 
 
 _BROKEN = (
-    ValueError,
-    RecursionError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
+    *(ValueError, RecursionError, TypeError),
+    *(KeyError, IndexError, AttributeError, OverflowError),
 )
 
 

@@ -122,10 +122,8 @@ def kv_tokens(
 ) -> dict[str, float | None]:
     """Tokens in the KV cache, by Little and by the engine's own count of blocks."""
     done = [r for r in inside if r.status == OK]
-    n_in, n_out = (
-        metrics.mean([r.n_in or 0 for r in done]),
-        metrics.mean([r.num_tokens for r in done]),
-    )
+    n_in = metrics.mean([r.n_in or 0 for r in done])
+    n_out = metrics.mean([r.num_tokens for r in done])
     tpot = metrics.finite_mean(pools["tpot"])
     expected = None
     if n_in and n_out and law.W is not None:

@@ -20,28 +20,24 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 
 
-def order_interval(
-    ordered: Sequence[float], p: float, confidence: float = CONFIDENCE
-) -> tuple[float | None, float | None]:
+def order_interval(ordered: Sequence[float], p: float) -> tuple[float | None, float | None]:
     """Distribution-free interval of a percentile; None where the sample has no bound.
 
     Ranks l = q(alpha/2) and u = q(1 - alpha/2) + 1 of Binomial(N, p): the true percentile lies
-    between those samples with at least this confidence, whatever the distribution.
+    between those samples with at least 95 % confidence, whatever the distribution.
     """
     from scipy.stats import binom
 
     n = len(ordered)
     if n == 0:
         return None, None
-    alpha = 1 - confidence
+    alpha = 1 - CONFIDENCE
     low = int(binom.ppf(alpha / 2, n, p))
     high = int(binom.ppf(1 - alpha / 2, n, p)) + 1
     return (ordered[low - 1] if low >= 1 else None, ordered[high - 1] if high <= n else None)
 
 
-def mean_interval(
-    values: Sequence[float], confidence: float = CONFIDENCE
-) -> tuple[float, float] | None:
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Student's interval of a mean of independent values, such as repeats; None below 3."""
     from scipy.stats import t
 
@@ -50,7 +46,7 @@ def mean_interval(
         return None
     mean = math.fsum(values) / n
     error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    half = float(t.ppf(0.5 + confidence / 2, n - 1)) * error
+    half = float(t.ppf(0.5 + CONFIDENCE / 2, n - 1)) * error
     return mean - half, mean + half
 
 
@@ -87,14 +83,14 @@ def mser5(values: Sequence[float]) -> int:
     return 5 * next(d for d, score in enumerate(scores) if score <= 1.2 * least + 1e-15)
 
 
-def slope_is_up(times: Sequence[float], values: Sequence[float], alpha: float = 0.01) -> bool:
-    """Whether values rise with time (one-sided t-test of the least-squares slope)."""
+def slope_is_up(times: Sequence[float], values: Sequence[float]) -> bool:
+    """Whether values rise with time (one-sided t-test of the least-squares slope, at 1 %)."""
     from scipy.stats import linregress
 
     if len(values) < 10 or np.ptp(values) == 0 or np.ptp(times) == 0:
         return False
     fit = linregress(times, values)
-    return bool(fit.slope > 0 and fit.pvalue / 2 < alpha)
+    return bool(fit.slope > 0 and fit.pvalue / 2 < 0.01)
 
 
 # --- comparing two sets of samples ---------------------------------------------------------------
@@ -115,16 +111,14 @@ def bootstrap_ratio(
     b: Sequence[NDArray[np.float64]],
     statistic: Callable[[NDArray[np.float64]], float],
     *,
-    seed: int = 0,
     num_resamples: int = 1000,
-    confidence: float = CONFIDENCE,
 ) -> tuple[float, float, float] | None:
     """(change, low, high) of statistic(B) / statistic(A) - 1; a and b hold one array a run.
 
     With at least 3 runs on both sides whole runs are drawn again, else requests inside the runs.
     None when a side is not finite and positive.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     point = _ratio(statistic, a, b)
     if point is None:
         return None
@@ -136,7 +130,7 @@ def bootstrap_ratio(
             ratios.append(drawn)
     if len(ratios) < num_resamples // 2:
         return None
-    tail = 100 * (1 - confidence) / 2
+    tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(ratios, [tail, 100 - tail])
     return point, float(low), float(high)
 

@@ -107,7 +107,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     done = [r for r in inside if r.status == OK]
     known = [r for r in done if r.n_in]
     pools = pool(values[id(r)] for r in inside)
-    identity = little.identity([(r.s_star_ns, r.end_ns) for r in ordered])
+    identity_error = little.identity_error([(r.s_star_ns, r.end_ns) for r in ordered])
     law = little.law(spans, window.start_ns, window.end_ns)
     counts = _counts(run, inside)
     slo = {k: float(v) for k, v in (header.get("slo") or {}).items()}
@@ -146,7 +146,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
         "W": law.W,
         "residual": law.residual,
         "verdict": law.verdict,
-        "identity_error": identity.relative_error,
+        "identity_error": identity_error,
         **server_side(run, law, window, pools),
     }
     mean_out = metrics.mean([r.num_tokens for r in done])
@@ -175,7 +175,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     _bound_rate(json)
     json["amdahl"] = amdahl_rows(run, known, json)
     json["warnings"] = warnings(run, inside, law, window, counts, pools)
-    reasons = unsound(run, json, identity, law, window, pools)
+    reasons = unsound(run, json, identity_error, law, window, pools)
     json["verdict"] = {"sound": not reasons, "reasons": reasons}
     missed = [] if not slo or len(good) >= 0.99 * len(inside) else [
         f"{len(good)} of {len(inside)} requests met the limits"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 SATURATED = 1.03  # a step up the ladder that gives less than this is the last
 
 
-def ladder(top: int, low: int = 1) -> list[int]:
+def ladder(top: int) -> list[int]:
     """1, 2, 4, ... and the top itself."""
     steps = []
-    value = low
+    value = 1
     while value < top:
         steps.append(value)
         value *= 2

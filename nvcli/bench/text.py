@@ -57,8 +57,9 @@ def spark(values: Sequence[float], width: int = 40) -> str:
     return "".join(BLOCKS[1 + min(int(7 * v / top + 0.5), 7)] for v in values)
 
 
-def ecdf(ordered: Sequence[float], width: int = 40, height: int = 4) -> list[str]:
+def ecdf(ordered: Sequence[float]) -> list[str]:
     """Share of samples up to x over time, in milliseconds; failures keep it below 1."""
+    width, height = 40, 4
     finite = [v for v in ordered if math.isfinite(v)]
     if len(finite) < 5:
         return []

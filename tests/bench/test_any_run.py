@@ -67,7 +67,7 @@ def random_run(rng: random.Random) -> Run:
         hardware = Hardware("x", 1e10, 1e11)
         header["perf_model"] = {
             "shape": asdict(SMALL),
-            "cost": Cost.from_datasheet(SMALL, hardware).as_json(),
+            "cost": asdict(Cost.from_datasheet(SMALL, hardware)),
             "budget": 1024,
             "hardware": asdict(hardware),
         }
@@ -207,7 +207,7 @@ def test_l_max_and_the_rate_there() -> None:
     hardware = Hardware("x", 1e9, 1e10)  # the model is slower than that
     header["perf_model"] = {
         "shape": asdict(SMALL),
-        "cost": Cost.from_datasheet(SMALL, hardware).as_json(),
+        "cost": asdict(Cost.from_datasheet(SMALL, hardware)),
         "budget": 1024,
         "hardware": asdict(hardware),
     }
