@@ -221,8 +221,7 @@ class ServerModel:
     def _lost(self, exc: Exception) -> ServerError:
         reason = " ".join(str(exc).split()) or type(exc).__name__
         return ServerError(
-            f"cannot reach {self.where}: {reason}",
-            hint="Start nvcli serve, or use --attach never.",
+            f"cannot reach {self.where}: {reason}", hint="Start nvcli serve, or use --attach never."
         )
 
 

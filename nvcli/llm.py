@@ -196,9 +196,7 @@ class LLM:
             from nvcli.engine.grammar import GrammarCompiler
 
             self._grammars = GrammarCompiler(
-                self.tokenizer,
-                vocab_size=self.vocab_size,
-                eos_token_ids=self._engine.eos_token_ids,
+                self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=self._engine.eos_token_ids
             )
         return self._grammars.compile(spec)
 

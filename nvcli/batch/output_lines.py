@@ -22,13 +22,7 @@ from nvcli.batch.attached_outputs import HttpOutput
 from nvcli.batch.endpoints import embeddings_body, responses_body
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.records import Failure, Kind
-from nvcli.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    chat_body,
-    completion_body,
-    usage_body,
-)
+from nvcli.protocol import ChatRequest, CompletionRequest, chat_body, completion_body, usage_body
 from nvcli.protocol.pooling import EmbeddingRequest, unit_vector
 from nvcli.text import call_json, repair_surrogates
 from nvcli.types import SamplingParams

@@ -26,12 +26,7 @@ from nvcli.batch.endpoints import (
 )
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.rows import Problem
-from nvcli.batch.run_defaults import (
-    with_format,
-    with_instructions,
-    with_system,
-    with_text_format,
-)
+from nvcli.batch.run_defaults import with_format, with_instructions, with_system, with_text_format
 from nvcli.batch.spelling import Doubt, misspelt, unread
 from nvcli.errors import InvalidParameterError, NvcliError
 from nvcli.protocol import (

@@ -92,11 +92,7 @@ class BatchRun:
         self._max_running = min(window, 2 * num_seqs)  # sequences; a few wait in the engine
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._feed = Feed(
-            options,
-            existing,
-            Preparer(options, engine, tokenizer, seed),
-            self._receive,
-            window,
+            options, existing, Preparer(options, engine, tokenizer, seed), self._receive, window
         )
         self._fed: deque[Fed] = deque()
         self._is_hungry = True  # the engine has room, and nothing is ready for it

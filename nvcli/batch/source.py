@@ -139,10 +139,7 @@ def _zstd_factory(name: str) -> Callable[[], _Decompressor]:
 
 
 def _decompress(
-    chunks: Iterator[bytes],
-    new: Callable[[], _Decompressor],
-    magics: tuple[bytes, ...],
-    name: str,
+    chunks: Iterator[bytes], new: Callable[[], _Decompressor], magics: tuple[bytes, ...], name: str
 ) -> Iterator[bytes]:
     """All members or frames, one after the other; zeros behind the last are padding."""
     unpacker: _Decompressor | None = None

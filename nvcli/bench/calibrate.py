@@ -198,12 +198,7 @@ def calibrate(
     if any(len(kinds[kind]) < least for kind, least in NEEDED.items()):
         return None
     fit = partial(
-        fit_cost,
-        shape,
-        hardware,
-        budget=budget,
-        buckets=buckets,
-        has_lone_kernels=has_lone_kernels,
+        fit_cost, shape, hardware, budget=budget, buckets=buckets, has_lone_kernels=has_lone_kernels
     )
     cost = fit(samples)
     found = Calibration(key, shape, hardware, cost, budget, buckets=buckets)

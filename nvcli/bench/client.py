@@ -191,10 +191,7 @@ class Client:
         self, path: str, data: bytes, record: RequestRecord, answer: list[int]
     ) -> None:
         async with self._session.post(
-            self._base + path,
-            data=data,
-            headers=self.endpoint.headers,
-            trace_request_ctx=record,
+            self._base + path, data=data, headers=self.endpoint.headers, trace_request_ctx=record
         ) as response:
             if response.status != 200:
                 text = (await response.content.read(2000)).decode("utf-8", "replace")

@@ -46,11 +46,7 @@ def breakdown(done: list[RequestRecord]) -> dict[str, float | None]:
 
 
 def limits_json(
-    run: Run,
-    done: list[RequestRecord],
-    load: float | None,
-    wait: float | None,
-    tpot: float | None,
+    run: Run, done: list[RequestRecord], load: float | None, wait: float | None, tpot: float | None
 ) -> dict[str, Any] | None:
     """The L_max table for the lengths that were measured, with what is in use now."""
     stored = run.header.get("resources")
@@ -167,7 +163,7 @@ def amdahl_rows(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> di
     if whole <= 0:
         return None
     result: dict[str, Any] = {
-        "if_free": {k: whole / (whole - v) if whole > v else None for k, v in parts.items()},
+        "if_free": {k: whole / (whole - v) if whole > v else None for k, v in parts.items()}
     }
     decode = parts.get("decode")
     if decode:

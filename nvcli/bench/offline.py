@@ -107,9 +107,7 @@ def run_throughput(
         "slo": slo,
         "gpu_metrics": with_gpu,
         "resources": resources(
-            num_blocks=startup.num_blocks,
-            block_size=startup.block_size,
-            slots=llm.max_num_seqs,
+            num_blocks=startup.num_blocks, block_size=startup.block_size, slots=llm.max_num_seqs
         ),
     }
     first = list(itertools.islice(planned, 1))

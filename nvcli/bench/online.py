@@ -220,10 +220,7 @@ class Session:
             device, name = "cuda", found.hardware.name
         header: dict[str, Any] = {
             **base_header(self.command, id_in(self.path)),
-            "model": {
-                "name": model_name(self._endpoint.model),
-                "max_model_len": target.max_len,
-            },
+            "model": {"name": model_name(self._endpoint.model), "max_model_len": target.max_len},
             "environment": machine.environment(device, name if target.is_own else "server"),
             "engine": target.engine,
             "load": point.as_json(),

@@ -114,11 +114,7 @@ def beyond_limits(
 
 
 def kv_tokens(
-    run: Run,
-    inside: list[RequestRecord],
-    law: Law,
-    window: Window,
-    pools: dict[str, list[float]],
+    run: Run, inside: list[RequestRecord], law: Law, window: Window, pools: dict[str, list[float]]
 ) -> dict[str, float | None]:
     """Tokens in the KV cache, by Little and by the engine's own count of blocks."""
     done = [r for r in inside if r.status == OK]

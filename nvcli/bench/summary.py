@@ -135,10 +135,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     }
     for name in METRICS:
         json[f"{name}_ms"] = _distribution(pools[name])
-    json["concurrency"] = {
-        "mean": law.L if window.width_s > 0 else None,
-        "peak": flight.peak,
-    }
+    json["concurrency"] = {"mean": law.L if window.width_s > 0 else None, "peak": flight.peak}
     json["kv_tokens"] = kv_tokens(run, inside, law, window, pools)
     json["little"] = {
         "L": law.L if law.num_ended else None,
@@ -159,11 +156,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     json["breakdown_ms"] = breakdown(done)
     json["beyond"] = beyond_limits(run, inside, law, window)
     json["limits"] = limits_json(
-        run,
-        done,
-        law.L if law.num_ended else None,
-        law.W,
-        metrics.finite_mean(pools["tpot"]),
+        run, done, law.L if law.num_ended else None, law.W, metrics.finite_mean(pools["tpot"])
     )
     json["client"] = _client(run, counts)
     json["cache"] = _cache(inside)

@@ -71,12 +71,7 @@ class Steps:
 
 
 def throughput(
-    model: PerfModel,
-    b: float,
-    n_in: int,
-    n_out: float,
-    cached: int = 0,
-    lens: Sequence[int] = (),
+    model: PerfModel, b: float, n_in: int, n_out: float, cached: int = 0, lens: Sequence[int] = ()
 ) -> float:
     """X(B) = B / W, requests a second with B running; `cached` tokens of a prompt are there.
 
@@ -112,12 +107,7 @@ def closed(
 
 
 def closed_steps(
-    model: PerfModel,
-    b: int,
-    n_in: int,
-    n_out: float,
-    cached: int = 0,
-    lens: Sequence[int] = (),
+    model: PerfModel, b: int, n_in: int, n_out: float, cached: int = 0, lens: Sequence[int] = ()
 ) -> Steps:
     """The steps of a closed loop of b requests that all run."""
     load = _Load.of(model, n_in, n_out, cached, lens)

@@ -14,27 +14,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nvcli import __version__
-from nvcli.cli import (
-    batch,
-    bench,
-    chat,
-    completion,
-    doctor,
-    models,
-    options,
-    serve,
-    tokens,
-)
+from nvcli.cli import batch, bench, chat, completion, doctor, models, options, serve, tokens
 from nvcli.cli.command import CONTEXT, ClickUsageError, Group, Settings, settings_of
 from nvcli.cli.complaints import usage_error
 from nvcli.cli.console import ColorMode, print_text, report, silence
 from nvcli.cli.interrupts import end_on_signals
-from nvcli.errors import (
-    ClosedPipeError,
-    InterruptedRunError,
-    NvcliError,
-    UsageError,
-)
+from nvcli.errors import ClosedPipeError, InterruptedRunError, NvcliError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -42,13 +42,7 @@ def target_of(
     url: str | None, name: str | None, engine: EngineOptions, screen: Screen
 ) -> Iterator[Target]:
     """The endpoint that was named, or nvcli's own server while the block runs."""
-    from nvcli.bench.target import (
-        ANY_VOCABULARY,
-        Target,
-        own_target,
-        own_vocabulary,
-        server_flags,
-    )
+    from nvcli.bench.target import ANY_VOCABULARY, Target, own_target, own_vocabulary, server_flags
 
     fields = engine.given()
     if url is not None:

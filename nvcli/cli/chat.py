@@ -14,13 +14,7 @@ from nvcli.cli.bundles import bundled
 from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import Spinner, is_terminal
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
-from nvcli.cli.prompt_input import (
-    join_parts,
-    read_files,
-    read_stdin,
-    repair_argument,
-    text_or_file,
-)
+from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
 from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
 from nvcli.errors import NvcliError, UsageError
 from nvcli.repl.command_view import read_schema
@@ -278,8 +272,7 @@ def chat(
         return
     if not text:
         raise UsageError(
-            "there is no prompt",
-            hint='Give it as an argument, nvcli chat "...", or pipe it in.',
+            "there is no prompt", hint='Give it as an argument, nvcli chat "...", or pipe it in.'
         )
     if dry_run:
         from nvcli.cli.oneshot import show_prompt

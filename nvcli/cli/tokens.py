@@ -11,13 +11,7 @@ from nvcli.cli import engine_options, options, sampling_options  # noqa: TC001 -
 from nvcli.cli.command import Command, settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
 from nvcli.cli.declare import INPUT, OUTPUT, option
-from nvcli.cli.prompt_input import (
-    join_parts,
-    read_files,
-    read_stdin,
-    repair_argument,
-    text_or_file,
-)
+from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
 from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import UsageError
 from nvcli.repl.screen import visible

@@ -8,12 +8,7 @@ from nvcli.protocol.bodies import chat_body, completion_body, usage_body
 from nvcli.protocol.chat import GENERATION_FIELDS, ChatRequest, parse_chat
 from nvcli.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest, parse_completion
 from nvcli.protocol.fields import Fields, UnsupportedEndpointError, UnsupportedFieldError
-from nvcli.protocol.prepare import (
-    PreparedPrompt,
-    engine_request,
-    prepare_chat,
-    prepare_completion,
-)
+from nvcli.protocol.prepare import PreparedPrompt, engine_request, prepare_chat, prepare_completion
 
 __all__ = [
     "DEFAULT_MAX_TOKENS",

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.protocol.fields import Fields
-from nvcli.protocol.sampling import (
-    SAMPLING_FIELDS,
-    check_sampling,
-    read_sampling,
-    read_token_limit,
-)
+from nvcli.protocol.sampling import SAMPLING_FIELDS, check_sampling, read_sampling, read_token_limit
 from nvcli.protocol.structured import STRUCTURED_FIELDS, Structure, read_structure
 from nvcli.protocol.thinking import THINKING_FIELDS, Thinking, read_thinking
 from nvcli.protocol.tools import TOOL_FIELDS, Allowed, Tools, read_tools
@@ -91,11 +86,7 @@ class ChatRequest:
 
 
 def parse_chat(
-    body: object,
-    *,
-    is_strict: bool = False,
-    allow_template: bool = False,
-    allow_mcp: bool = False,
+    body: object, *, is_strict: bool = False, allow_template: bool = False, allow_mcp: bool = False
 ) -> ChatRequest:
     """Read a request body.
 

@@ -94,9 +94,7 @@ class ChatChunks:
         text = request.messages[-1].content if request.echo else None
         content = text if isinstance(text, str) else ""
         chunk = self._chunk(
-            output,
-            {"role": "assistant", "content": content, "refusal": None},
-            size=len(content),
+            output, {"role": "assistant", "content": content, "refusal": None}, size=len(content)
         )
         if request.sampling.get("prompt_logprobs") is not None and output.prompt_logprobs:
             chunk["prompt_logprobs"] = prompt_logprobs_body(output.prompt_logprobs, self._tokenizer)

@@ -240,10 +240,7 @@ class ResponseEvents(McpEvents):
         part["text"] += delta
         part["logprobs"] += logprobs
         yield self._in_item(
-            "response.output_text.delta",
-            content_index=0,
-            delta=delta,
-            logprobs=logprobs,
+            "response.output_text.delta", content_index=0, delta=delta, logprobs=logprobs
         )
 
     # --- calls ------------------------------------------------------------------------------------

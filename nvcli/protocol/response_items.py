@@ -230,10 +230,7 @@ class _Turn:
 
 
 def _mcp(
-    item: dict[str, Any],
-    turn: _Turn,
-    messages: list[Message],
-    names: Mapping[tuple[str, str], str],
+    item: dict[str, Any], turn: _Turn, messages: list[Message], names: Mapping[tuple[str, str], str]
 ) -> None:
     kind = item["type"]
     if kind == "mcp_approval_response":

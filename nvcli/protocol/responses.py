@@ -34,11 +34,7 @@ _INCLUDABLE = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_ACCEPTED = (
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "max_tool_calls",
-)
+_ACCEPTED = ("prompt_cache_options", "prompt_cache_retention", "max_tool_calls")
 _REFUSED = {
     "conversation": "conversations are not supported; use previous_response_id",
     "context_management": "is not supported; use truncation: auto",

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 from nvcli.errors import NvcliError, UsageError
 from nvcli.paths import expand_user
 from nvcli.repl.shell import first_line, no_arguments, not_saved
-from nvcli.repl.store import (
-    SessionFile,
-    new_name,
-    record_line,
-    session_names,
-    session_path,
-)
+from nvcli.repl.store import SessionFile, new_name, record_line, session_names, session_path
 from nvcli.text import message_json
 from nvcli.types import Message
 

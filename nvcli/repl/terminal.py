@@ -121,12 +121,7 @@ def show_turn(
 
 
 def converse(
-    shell: Shell,
-    keyboard: TextIO,
-    *,
-    first: str = "",
-    prefix: str = "",
-    keep_history: bool = True,
+    shell: Shell, keyboard: TextIO, *, first: str = "", prefix: str = "", keep_history: bool = True
 ) -> None:
     """The loop. `first` is asked at once; `prefix` (attached files) goes before the first message.
 

@@ -104,10 +104,7 @@ class _Turns:
         state = self._state
         limit = state.llm.max_model_len
         prompt = prepare_chat(
-            chat,
-            state.tokenizer,
-            enable_thinking=state.config.enable_thinking,
-            max_model_len=limit,
+            chat, state.tokenizer, enable_thinking=state.config.enable_thinking, max_model_len=limit
         )
         sampling = dict(chat.sampling)
         if sampling.get("max_tokens") is not None:

@@ -66,9 +66,7 @@ class DescribedEngine:
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         if self._compiler is None:
             self._compiler = GrammarCompiler(
-                self.tokenizer,
-                vocab_size=self.vocab_size,
-                eos_token_ids=self._eos_token_ids,
+                self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=self._eos_token_ids
             )
         return self._compiler.compile(spec)
 

@@ -154,11 +154,7 @@ def anthropic_error_body(error: NvcliError, request_id: str) -> dict[str, Any]:
     default = "invalid_request_error" if status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(status, default)
     message = fit(str(error), MAX_MESSAGE)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message},
-        "request_id": request_id,
-    }
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def error_headers(error: NvcliError) -> list[tuple[bytes, bytes]]:

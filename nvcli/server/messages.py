@@ -65,10 +65,7 @@ async def create_message(http: HTTPRequest) -> ASGIApp:
     )
     note_request(http, job.request.ignored_fields, 0)
     events = MessageEvents(
-        job.request,
-        message_id=f"msg_{uuid.uuid4().hex}",
-        model=job.model,
-        sign=state.sealer.sign,
+        job.request, message_id=f"msg_{uuid.uuid4().hex}", model=job.model, sign=state.sealer.sign
     )
     groups = start(state, [job.engine])
     if job.request.stream:

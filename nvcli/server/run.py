@@ -143,10 +143,7 @@ def _run_loop(server: _Server) -> int:
 
 class _Server:
     def __init__(
-        self,
-        config: ServerConfig,
-        load: Callable[[], ServerEngine],
-        note: Callable[[str], None],
+        self, config: ServerConfig, load: Callable[[], ServerEngine], note: Callable[[str], None]
     ) -> None:
         self.config = config
         self._load = load

@@ -265,11 +265,7 @@ def _to_json(
 ) -> str:
     _check_counts((indent,))
     text = json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
     return cast(str, _checked(text))
 

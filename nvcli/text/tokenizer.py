@@ -62,9 +62,7 @@ class Tokenizer:
         """Reads a checkpoint folder. Raises `TokenizerError` naming the file at fault."""
         files = read_tokenizer_files(Path(path))
         return cls(
-            files.backend,
-            named_tokens=files.named_tokens,
-            chat_templates=files.chat_templates,
+            files.backend, named_tokens=files.named_tokens, chat_templates=files.chat_templates
         )
 
     # --- text and ids -----------------------------------------------------------------------
@@ -186,8 +184,7 @@ class Tokenizer:
             if name in self.chat_templates:
                 return self.chat_templates[name]
         raise TemplateError(
-            "the checkpoint has no chat template",
-            hint="Use --raw to send the text as it is",
+            "the checkpoint has no chat template", hint="Use --raw to send the text as it is"
         )
 
     def check_templates(self) -> None:

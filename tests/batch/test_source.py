@@ -14,14 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvcli.batch.source import (
-    BOM,
-    InputError,
-    Line,
-    LineSplitter,
-    open_chunks,
-    split_lines,
-)
+from nvcli.batch.source import BOM, InputError, Line, LineSplitter, open_chunks, split_lines
 from nvcli.errors import UsageError
 
 PIECES = [

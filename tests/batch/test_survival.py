@@ -593,8 +593,7 @@ def memory_kb(pid: int) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    "count",
-    [20_000, pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])],
+    "count", [20_000, pytest.param(1_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(3000)])]
 )
 def test_memory_is_flat_over_a_long_pipe(count: int) -> None:
     """B12: and the first line is out long before the last is in."""

@@ -77,11 +77,7 @@ def test_a_gate_of_a_time_tells_what_was_measured_in_ms(
     assert f"(measured {number(median)} ms)" in text
 
 
-def test_percentile_the_sample_does_not_allow_stays_open(
-    tmp_path: Path,
-    a: str,
-    cli: Cli,
-) -> None:
+def test_percentile_the_sample_does_not_allow_stays_open(tmp_path: Path, a: str, cli: Cli) -> None:
     assert cli("bench", "compare", a, other(tmp_path, 1), "--gate", "e2e.p999<=+5%").code == 6
 
 

@@ -132,11 +132,7 @@ def test_a_load_that_is_short_measures_what_a_long_one_does(
     llm = virtual(BIG, monkeypatch)
     expected = BIG.closed(64, 1024, 64, 256)
     short = closed(
-        llm,
-        spread(1024, 64),
-        clients=64,
-        duration_s=2 * expected.e2e_s,
-        stagger_s=expected.e2e_s,
+        llm, spread(1024, 64), clients=64, duration_s=2 * expected.e2e_s, stagger_s=expected.e2e_s
     )
     assert_near(expected, short, 0.1)
     assert short["concurrency"]["peak"] == 64

@@ -158,8 +158,7 @@ def test_thinking_and_statistics_go_to_a_terminal_stderr(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "start"),
-    [("full", "Two and\ntwo.\nthought "), ("fold", "thought "), ("hide", "")],
+    ("choice", "start"), [("full", "Two and\ntwo.\nthought "), ("fold", "thought "), ("hide", "")]
 )
 def test_show_thinking_without_a_terminal(cli: Cli, choice: str, start: str) -> None:
     cli.llm = FakeLLM([THINKER])
@@ -281,10 +280,7 @@ def test_r12_r13_nothing_of_the_model_is_interpreted(cli: Cli) -> None:
     ],
 )
 def test_p9_no_escapes_at_all(
-    cli: Cli,
-    monkeypatch: pytest.MonkeyPatch,
-    env: dict[str, str],
-    terminals: tuple[str, ...],
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], terminals: tuple[str, ...]
 ) -> None:
     cli.llm = FakeLLM([Reply("# Hi\n\n**bold** `code`\n", reasoning="Hm.")])
     for name, value in env.items():

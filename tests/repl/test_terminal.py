@@ -70,10 +70,7 @@ def test_r2_keys_typed_while_busy_become_one_draft(tmp_path: Path) -> None:
         chat.prompt()
         chat.wait_for("three")
         chat.type(" four\r")
-        assert [messages[-1] for messages in chat.log.wait(2)] == [
-            "count",
-            "one\ntwo\nthree four",
-        ]
+        assert [messages[-1] for messages in chat.log.wait(2)] == ["count", "one\ntwo\nthree four"]
 
 
 def test_several_lines_at_once_are_not_several_messages(tmp_path: Path) -> None:

@@ -126,10 +126,7 @@ class Served:
         self.wait_idle()
 
 
-DEFAULTS: dict[str, Any] = {
-    "model": "scripted",
-    "messages": [{"role": "user", "content": "hi"}],
-}
+DEFAULTS: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def parse_events(text: str) -> list[Any]:

@@ -31,10 +31,7 @@ def connect(serve: Serve) -> Any:
     def start(answer: str, **options: Any) -> tuple[Anthropic, Served]:
         served = serve(answer, max_model_len=2048, num_blocks=1024, **options)
         client = Anthropic(
-            base_url=served.url,
-            api_key="none",
-            max_retries=0,
-            _strict_response_validation=True,
+            base_url=served.url, api_key="none", max_retries=0, _strict_response_validation=True
         )
         clients.append(client)
         return client, served
@@ -70,10 +67,7 @@ def test_a_message(connect: Any) -> None:
 
 def test_thinking_text_and_tool_use_streamed_and_whole(connect: Any) -> None:
     client, _ = connect(THINK + "Look:\n" + CALL)
-    fields: Any = {
-        "tools": [TOOL],
-        "thinking": {"type": "enabled", "budget_tokens": 1024},
-    }
+    fields: Any = {"tools": [TOOL], "thinking": {"type": "enabled", "budget_tokens": 1024}}
     whole = create(client, **fields)
     assert [block.type for block in whole.content] == ["thinking", "text", "tool_use"]
     assert whole.stop_reason == "tool_use"

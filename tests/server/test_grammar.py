@@ -252,12 +252,7 @@ def test_required_calls_a_tool_behind_the_thinking(served: Served, thinks: bool,
     if thinks:
         fields = {"thinking_budget": 6, "logit_bias": {str(think_id(served)): 100}}
     choice = ask(
-        served,
-        tools=TOOLS,
-        tool_choice="required",
-        parallel_tool_calls=False,
-        seed=seed,
-        **fields,
+        served, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed, **fields
     )
     assert choice["finish_reason"] == "tool_calls"
     assert (choice["message"]["reasoning"] is not None) == thinks

@@ -38,10 +38,7 @@ class Answer(BaseModel):
 
 def client_of(served: Served) -> OpenAI:
     return OpenAI(
-        base_url=f"{served.url}/v1",
-        api_key="none",
-        max_retries=0,
-        _strict_response_validation=True,
+        base_url=f"{served.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
     )
 
 
@@ -207,10 +204,7 @@ def test_background_responses(connect: Any) -> None:
 
 @pytest.mark.parametrize(
     ("error", "fields"),
-    [
-        (openai.BadRequestError, {"temperature": 9}),
-        (openai.NotFoundError, {"model": "other"}),
-    ],
+    [(openai.BadRequestError, {"temperature": 9}), (openai.NotFoundError, {"model": "other"})],
 )
 def test_errors(connect: Any, error: type[openai.APIStatusError], fields: Any) -> None:
     client = connect("x")

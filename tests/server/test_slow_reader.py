@@ -15,12 +15,7 @@ import uvicorn
 from uvicorn.server import ServerState as UvicornState
 
 from nvcli.server.bridge import EngineBridge, OutputGroups
-from nvcli.server.http_protocol import (
-    DEPARTURE_S,
-    PORTION_BYTES,
-    GuardedProtocol,
-    _in_kernel,
-)
+from nvcli.server.http_protocol import DEPARTURE_S, PORTION_BYTES, GuardedProtocol, _in_kernel
 from nvcli.types import FinishReason, RequestOutput
 from tests.server.conftest import DEFAULTS, Serve
 from tests.server.test_disconnect import request_bytes

@@ -126,11 +126,7 @@ def test_a_think_block_in_content_is_split_off(
 
 def test_a_think_block_beside_given_reasoning_is_dropped() -> None:
     raw = {"role": "assistant", "content": "<think>x</think>a", "reasoning_content": "given"}
-    assert normalize(raw)[0] == {
-        "role": "assistant",
-        "content": "a",
-        "reasoning_content": "given",
-    }
+    assert normalize(raw)[0] == {"role": "assistant", "content": "a", "reasoning_content": "given"}
 
 
 def test_a_continued_message_is_left_as_it_is() -> None:
