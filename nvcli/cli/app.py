@@ -15,7 +15,7 @@ import typer
 
 from nvcli import __version__
 from nvcli.cli import batch, bench, chat, completion, doctor, models, options, serve, tokens
-from nvcli.cli.command import CONTEXT, ClickUsageError, Group, Settings, settings_of
+from nvcli.cli.command import CONTEXT, ClickUsageError, Command, Group, Settings, settings_of
 from nvcli.cli.complaints import usage_error
 from nvcli.cli.console import ColorMode, print_text, report, silence
 from nvcli.cli.interrupts import end_on_signals
@@ -71,8 +71,15 @@ def root(
 @functools.cache
 def command_line() -> Any:
     """The root with all its commands."""
-    for module in (chat, batch, serve, bench, models, tokens, doctor, completion):
-        module.register(app)
+    app.command(cls=chat.ChatCommand, epilog=chat.EXAMPLES)(chat.chat)
+    app.command(cls=Command, epilog=batch.EXAMPLES)(batch.batch)
+    app.command("batch-generate", cls=Command, epilog=batch.EXAMPLES, hidden=True)(batch.batch)
+    app.command(cls=Command, epilog=serve.EXAMPLES)(serve.serve)
+    app.add_typer(bench.bench_app, name="bench")
+    app.add_typer(models.models)
+    app.command(cls=Command, epilog=tokens.EXAMPLES)(tokens.tokens)
+    app.command(cls=Command, epilog=doctor.EXAMPLES)(doctor.doctor)
+    app.command(cls=Command, epilog=completion.EXAMPLES)(completion.completion)
     return typer.main.get_command(app)
 
 

@@ -22,7 +22,7 @@ from nvcli.cli import engine_options, options  # noqa: TC001
 from nvcli.cli.attach import attach as find_server
 from nvcli.cli.bundles import bundled
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
-from nvcli.cli.command import Command, settings_of
+from nvcli.cli.command import settings_of
 from nvcli.cli.console import print_text
 from nvcli.cli.engine_options import EngineOptions, check_replicas
 from nvcli.cli.prompt_input import text_or_file
@@ -248,9 +248,3 @@ def _dry_run(chosen: BatchOptions, config: EngineConfig, *, as_json: bool) -> in
     if found.duplicates or (chosen.is_strict and found.codes):
         return 2
     return SOME_FAILED if found.codes else 0
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root, and its other name."""
-    app.command(cls=Command, epilog=EXAMPLES)(batch)
-    app.command(name="batch-generate", cls=Command, epilog=EXAMPLES, hidden=True)(batch)

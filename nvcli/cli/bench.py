@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import typer
 
-from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
+from nvcli.cli import bench_load, bench_plan, bench_report
+from nvcli.cli import bench_options as opts
 from nvcli.cli.bench_bundles import OutputOptions, WorkloadOptions  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, check_warmup, finish, loaded, stored_run
 from nvcli.cli.bundles import bundled
@@ -165,15 +164,11 @@ def throughput(
         return finish(screen, path, output, was_interrupted=was_interrupted)
 
 
-@functools.cache
-def _with_all_verbs() -> typer.Typer:
-    from nvcli.cli import bench_load, bench_plan, bench_report
-
-    for module in (bench_report, bench_load, bench_plan):
-        module.register(bench_app)
-    return bench_app
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the root."""
-    app.add_typer(_with_all_verbs(), name="bench")
+for verb, examples in (
+    (bench_report.report, bench_report.REPORT_EXAMPLES),
+    (bench_report.compare, bench_report.COMPARE_EXAMPLES),
+    (bench_load.serve, bench_load.SERVE_EXAMPLES),
+    (bench_load.sweep, bench_load.SWEEP_EXAMPLES),
+    (bench_plan.plan, bench_plan.EXAMPLES),
+):
+    bench_app.command(cls=Command, epilog=examples)(verb)

@@ -19,7 +19,7 @@ from nvcli.cli.bench_shared import (
 )
 from nvcli.cli.bench_target import client_options, measure, most_at_once, target_of
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import Command, settings_of
+from nvcli.cli.command import settings_of
 from nvcli.cli.console import print_text
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import InterruptedRunError, UsageError
@@ -219,9 +219,3 @@ def _self_test(screen: Screen) -> int:
     found = run_self_test()
     print_lines(screen, found.lines())
     return 0 if found.passes else 6
-
-
-def register(group: typer.Typer) -> None:
-    """Add the commands to `nvcli bench`."""
-    group.command(cls=Command, epilog=SERVE_EXAMPLES)(serve)
-    group.command(cls=Command, epilog=SWEEP_EXAMPLES)(sweep)

@@ -7,7 +7,7 @@ import typer  # noqa: TC002 - Typer reads the annotations
 from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli import engine_options  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, print_lines
-from nvcli.cli.command import Command, settings_of
+from nvcli.cli.command import settings_of
 from nvcli.cli.console import print_text
 from nvcli.config import DEFAULT_MODEL
 
@@ -71,8 +71,3 @@ def plan(
     else:
         print_lines(settings_of(ctx).screen(), planning.lines(found, explain=explain))
     return 0
-
-
-def register(group: typer.Typer) -> None:
-    """Add the command to `nvcli bench`."""
-    group.command(cls=Command, epilog=EXAMPLES)(plan)

@@ -8,7 +8,7 @@ from nvcli.cli import bench_options as opts  # noqa: TC001 - Typer reads the ann
 from nvcli.cli.bench_bundles import OutputOptions  # noqa: TC001
 from nvcli.cli.bench_shared import print_lines, show
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import Command, settings_of
+from nvcli.cli.command import settings_of
 from nvcli.cli.console import print_text
 from nvcli.errors import UsageError
 
@@ -73,9 +73,3 @@ def compare(
     else:
         print_lines(settings_of(ctx).screen(), comparing.table(found))
     return comparing.exit_code(found, is_lenient=lenient)
-
-
-def register(group: typer.Typer) -> None:
-    """Add the commands to `nvcli bench`."""
-    group.command(cls=Command, epilog=REPORT_EXAMPLES)(report)
-    group.command(cls=Command, epilog=COMPARE_EXAMPLES)(compare)

@@ -321,8 +321,3 @@ def _find_keyboard() -> bool:
     except OSError:
         return False
     return True
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command(cls=ChatCommand, epilog=EXAMPLES)(chat)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nvcli.cli.command import Command
 from nvcli.cli.console import print_text
 from nvcli.cli.declare import ARGUMENTS, option
 from nvcli.errors import UsageError
@@ -57,8 +56,3 @@ def _values(kind: str) -> Iterable[str]:
 
         return profile_names()
     raise UsageError(f"there are no values of kind {kind!r}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command(cls=Command, epilog=EXAMPLES)(completion)

@@ -6,7 +6,7 @@ import typer  # noqa: TC002 - Typer reads the annotations
 
 from nvcli.cli import engine_options, options  # noqa: TC001 - Typer reads the annotations of `doctor`
 from nvcli.cli.checks import Check, State, run_checks
-from nvcli.cli.command import Command, settings_of
+from nvcli.cli.command import settings_of
 from nvcli.cli.console import dump_json, print_text
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import NvcliError
@@ -59,8 +59,3 @@ def doctor(
     if blocking:
         names = ", ".join(check.name for check in blocking)
         raise NvcliError(f"{len(blocking)} of {len(found)} checks failed: {names}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command(cls=Command, epilog=EXAMPLES)(doctor)

@@ -211,8 +211,3 @@ def verify(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
             f"{name}: {len(problems)} of {len(rows)} checks failed",
             hint="Copy or fetch the files again.",
         )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the group to the root."""
-    app.add_typer(models)

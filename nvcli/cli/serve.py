@@ -12,7 +12,7 @@ import typer  # noqa: TC002 - Typer reads the annotations of `serve`
 from nvcli.cli import engine_options
 from nvcli.cli import serve_options as opts
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import Command, settings_of
+from nvcli.cli.command import settings_of
 from nvcli.cli.engine_options import EngineOptions, check_replicas
 from nvcli.cli.replicas import replicas_loader
 from nvcli.config import DEFAULT_MODEL, EngineConfig
@@ -171,8 +171,3 @@ def _attach_socket() -> Path | None:
 def _has_gpu(config: EngineConfig) -> bool:
     """Without torch, which this process need not load."""
     return config.device != "cpu" and Path("/dev/nvidiactl").exists()
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command(cls=Command, epilog=EXAMPLES)(serve)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nvcli.cli import engine_options, options, sampling_options  # noqa: TC001 - Typer reads the annotations
-from nvcli.cli.command import Command, settings_of
+from nvcli.cli.command import settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
 from nvcli.cli.declare import INPUT, OUTPUT, option
 from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
@@ -89,8 +89,3 @@ def tokens(
         screen.write_err(f"{counted(len(token_ids), 'token')}\n", dim=True)
     else:
         print_text(str(len(token_ids)))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command(cls=Command, epilog=EXAMPLES)(tokens)
