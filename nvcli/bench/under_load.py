@@ -77,7 +77,7 @@ def throughput(
 
     lens: of the prompts, equally likely; all are of `n_in` tokens where it is empty
     """
-    return b / _stay(model, b, n_in, n_out, cached, lens).whole
+    return b / _Load(model, n_in, n_out, cached, lens).stay(b).whole
 
 
 def closed(
@@ -91,7 +91,7 @@ def closed(
 ) -> Prediction:
     """A closed loop of b requests, of which `slots` run at once."""
     running = min(b, slots) if slots else b
-    stay = _stay(model, running, n_in, n_out, cached, lens)
+    stay = _Load(model, n_in, n_out, cached, lens).stay(running)
     rate = running / stay.whole
     queue = (b - running) / rate
     return Prediction(
@@ -110,13 +110,13 @@ def closed_steps(
     model: PerfModel, b: int, n_in: int, n_out: float, cached: int = 0, lens: Sequence[int] = ()
 ) -> Steps:
     """The steps of a closed loop of b requests that all run."""
-    load = _Load.of(model, n_in, n_out, cached, lens)
+    load = _Load(model, n_in, n_out, cached, lens)
     if b <= 1:
         step, alone = model.decode(1, load.context), load.alone() / load.pieces
         steps = max(n_out - 1, 0) + load.pieces
         rows = max(n_out - 1, 0) / steps
         return Steps(rows, load.pieces / steps, step if n_out > 1 else None, alone)
-    steps, _ = _steps_of_stay(model, b, n_in, n_out, cached, load.pieces)
+    steps, _ = load.steps_of_stay(b)
     rows = b * max(n_out - 1, 0) / steps
     (_, none), *some = _binomial(b, load.pieces / steps)
     return Steps(
@@ -142,17 +142,17 @@ def open_loop(
     A birth-death chain with these X(n) gives the mean number and the wait for a slot. An arrival
     sees the rest of a step, longer than half a mean step because long steps catch more of them.
     """
+    load = _Load(model, n_in, n_out, cached, lens)
 
     def rate_of(n: float) -> float:
-        return throughput(model, n, n_in, n_out, cached, lens)
+        return n / load.stay(n).whole
 
     queue = queueing.birth_death(rate, rate_of, slots)
     if queue is None:
         return None
     wait = queue.W_q * queueing.burstiness(arrival_cv, 1.0)
     e2e = queue.W - queue.W_q + wait
-    first = _first_token(model, rate, min(queue.L, slots), n_in, n_out, cached, lens)
-    ttft = min(first, queue.W - queue.W_q) + wait
+    ttft = min(load.first_token(rate, min(queue.L, slots)), queue.W - queue.W_q) + wait
     return Prediction(
         concurrency=rate * e2e,
         requests_per_s=rate,
@@ -166,87 +166,74 @@ def open_loop(
     )
 
 
-def _stay(
-    model: PerfModel, b: float, n_in: int, n_out: float, cached: int, lens: Sequence[int]
-) -> _Stay:
-    load = _Load.of(model, n_in, n_out, cached, lens)
-    pieces = load.pieces
-    if b <= 1:
-        step, alone = model.decode(1, n_in + n_out / 2), load.alone()
-        wait = model.cost.hand_over
-        return _Stay(wait, alone, step, wait + alone + max(n_out - 1, 0) * step)
-    steps, waits = _steps_of_stay(model, b, n_in, n_out, cached, pieces)
-    others = (b - 1) * max(n_out - 1, 0) / steps
-    counts = list(_binomial(b - 1, pieces / steps))
-    step = load.mean(others + 1, counts)
-    wait = waits * load.mean(others, counts)
-    prompt = pieces * load.mean(others, counts, own=1)
-    return _Stay(wait, prompt, step, wait + prompt + max(n_out - 1, 0) * step)
-
-
-def _steps_of_stay(
-    model: PerfModel, b: float, n_in: int, n_out: float, cached: int, pieces: int
-) -> tuple[float, float]:
-    """(all, those that a request waits) of one of b > 1 requests."""
-    missed = model.cost.hand_over / model.decode(b, n_in + n_out / 2)
-    waits = model.depth + max(1.0, 0.5 + missed)
-    steps = max(n_out - 1, 0) + pieces + waits
-    # Where steps cannot hold all prompts of a stay, they take turns.
-    turns = b * (n_in - cached) / model.budget
-    return max(steps, turns), waits + max(turns - steps, 0.0)
-
-
-def _first_token(
-    model: PerfModel,
-    rate: float,
-    load: float,
-    n_in: int,
-    n_out: float,
-    cached: int,
-    lens: Sequence[int],
-) -> float:
-    """TTFT of an arrival that finds a slot free."""
-    of = _Load.of(model, n_in, n_out, cached, lens)
-    pieces = of.pieces
-    mean = of.time(load, 0)
-    square = mean**2
-    for _ in range(20):  # the longer a step, the more prompts arrive in it
-        counts = list(_poisson(rate * mean * pieces))
-        mean = of.mean(load, counts)
-        square = of.mean(load, counts, power=2)
-    seen = square / mean  # the mean step that an arrival falls into
-    busy = 1 - math.exp(-load)
-    own = of.mean(load, list(_poisson(rate * seen * busy)), own=1)
-    alone = of.alone()
-    # Near the limit of prompts alone they queue behind one another over many steps.
-    in_line = queueing.md1_wait(rate, alone)
-    return model.cost.hand_over + max(
-        busy * (seen / 2 + model.depth * mean) + pieces * own,
-        alone + in_line if in_line is not None else 0.0,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class _Load:
     """Steps over one kind of request."""
 
     model: PerfModel
-    context: float  # tokens of a sequence that decodes
-    lens: tuple[int, ...]  # of prompts, equally likely
-    pieces: int  # steps that a prompt takes
+    n_in: int
+    n_out: float
     cached: int
+    lens: Sequence[int]  # of prompts, equally likely; empty: all are of `n_in` tokens
 
-    @classmethod
-    def of(
-        cls, model: PerfModel, n_in: int, n_out: float, cached: int, lens: Sequence[int]
-    ) -> _Load:
-        found = tuple(max(n, cached + 1) for n in lens) or (n_in,)
-        pieces = max(-(-(n_in - cached) // model.budget), 1)
-        return cls(model, n_in + n_out / 2, found, pieces, cached)
+    @property
+    def context(self) -> float:
+        """Tokens of a sequence that decodes."""
+        return self.n_in + self.n_out / 2
+
+    @property
+    def pieces(self) -> int:
+        """Steps that a prompt takes."""
+        return max(-(-(self.n_in - self.cached) // self.model.budget), 1)
+
+    def stay(self, b: float) -> _Stay:
+        """With b requests running."""
+        more = max(self.n_out - 1, 0)
+        if b <= 1:
+            step, alone = self.model.decode(1, self.context), self.alone()
+            wait = self.model.cost.hand_over
+            return _Stay(wait, alone, step, wait + alone + more * step)
+        steps, waits = self.steps_of_stay(b)
+        others = (b - 1) * more / steps
+        counts = list(_binomial(b - 1, self.pieces / steps))
+        step = self.mean(others + 1, counts)
+        wait = waits * self.mean(others, counts)
+        prompt = self.pieces * self.mean(others, counts, own=1)
+        return _Stay(wait, prompt, step, wait + prompt + more * step)
+
+    def steps_of_stay(self, b: float) -> tuple[float, float]:
+        """(all, those that a request waits) of one of b > 1 requests."""
+        model = self.model
+        missed = model.cost.hand_over / model.decode(b, self.context)
+        waits = model.depth + max(1.0, 0.5 + missed)
+        steps = max(self.n_out - 1, 0) + self.pieces + waits
+        # Where steps cannot hold all prompts of a stay, they take turns.
+        turns = b * (self.n_in - self.cached) / model.budget
+        return max(steps, turns), waits + max(turns - steps, 0.0)
+
+    def first_token(self, rate: float, running: float) -> float:
+        """TTFT of an arrival that finds a slot free."""
+        mean = self.time(running, 0)
+        square = mean**2
+        for _ in range(20):  # the longer a step, the more prompts arrive in it
+            counts = list(_poisson(rate * mean * self.pieces))
+            mean = self.mean(running, counts)
+            square = self.mean(running, counts, power=2)
+        seen = square / mean  # the mean step that an arrival falls into
+        busy = 1 - math.exp(-running)
+        own = self.mean(running, list(_poisson(rate * seen * busy)), own=1)
+        alone = self.alone()
+        # Near the limit of prompts alone they queue behind one another over many steps.
+        in_line = queueing.md1_wait(rate, alone)
+        return self.model.cost.hand_over + max(
+            busy * (seen / 2 + self.model.depth * mean) + self.pieces * own,
+            alone + in_line if in_line is not None else 0.0,
+        )
 
     def alone(self) -> float:
         """A prompt that shares its steps with nothing."""
-        return math.fsum(self.model.prefill(n, self.cached) for n in self.lens) / len(self.lens)
+        times = [self.model.prefill(n, self.cached) for n in self._prompts()]
+        return math.fsum(times) / len(times)
 
     def time(self, b: float, prompts: int) -> float:
         """A step that decodes b sequences and holds so many prompts, or pieces of some."""
@@ -254,15 +241,11 @@ class _Load:
         if not prompts:
             return step(b, S)
         share = prompts / self.pieces
-        return math.fsum(
+        times = [
             step(b, S, (n - self.cached) * share, self._pairs(n) * share, heads=share)
-            for n in self.lens
-        ) / len(self.lens)
-
-    def _pairs(self, n: int) -> int:
-        from nvcli.bench.perf_model import pairs_of
-
-        return pairs_of(n - self.cached, self.cached)
+            for n in self._prompts()
+        ]
+        return math.fsum(times) / len(times)
 
     def mean(
         self, b: float, counts: list[tuple[int, float]], *, own: int = 0, power: int = 1
@@ -270,6 +253,14 @@ class _Load:
         """Over the number of prompts of others. What a step cannot hold goes to the next: in the
         mean nothing changes."""
         return math.fsum(share * self.time(b, k + own) ** power for k, share in counts)
+
+    def _prompts(self) -> Sequence[int]:
+        return [max(n, self.cached + 1) for n in self.lens] or [self.n_in]
+
+    def _pairs(self, n: int) -> int:
+        from nvcli.bench.perf_model import pairs_of
+
+        return pairs_of(n - self.cached, self.cached)
 
 
 def _binomial(n: float, p: float) -> Iterator[tuple[int, float]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from nvcli.batch.options import (
     InputFormat,
     OnDuplicate,
@@ -16,7 +14,7 @@ from nvcli.batch.options import (
     Shard,
     parse_shard,
 )
-from nvcli.cli.declare import INPUT, INT, OUTPUT, choice, option, parser
+from nvcli.cli.declare import INPUT, INT, OUTPUT, argument, choice, option, parser
 
 if TYPE_CHECKING:
     from enum import StrEnum
@@ -31,9 +29,7 @@ def _enum(group: str, flag: str, kind: type[StrEnum], help: str) -> Any:
     return option(group, f"{flag} {'|'.join(kind)}", help, choice(kind))
 
 
-InputArg = Annotated[
-    str, typer.Argument(metavar="INPUT", help="A file of records, or - for standard input.")
-]
+InputArg = Annotated[str, argument("INPUT", "A file of records, or - for standard input.")]
 OutOpt = Annotated[Path | None, option(OUTPUT, "-o, --output OUT", "Default: standard output.")]
 InputFormatOpt = Annotated[
     InputFormat,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from nvcli.cli.declare import ARGUMENTS, FLOAT, INPUT, INT, OUTPUT, option, parser
+from nvcli.cli.declare import FLOAT, INPUT, INT, OUTPUT, argument, option, parser
 
 LOAD = "Load"
 
@@ -71,12 +69,7 @@ def _parse_numbers(text: str) -> list[int]:
     return values
 
 
-ModelArg = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL", show_default=False, help="As -m: a folder or a Hugging Face id."
-    ),
-]
+ModelArg = Annotated[str | None, argument("MODEL", "As -m: a folder or a Hugging Face id.")]
 ConcurrencyOpt = Annotated[
     int | None, option(LOAD, "-c, --concurrency N", "Closed loop: so many requests at once.", INT)
 ]
@@ -170,18 +163,10 @@ OutOpt = Annotated[
     ),
 ]
 JsonOpt = Annotated[bool, option(OUTPUT, "--json", "One object with every number, stable names.")]
-RunArg = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN",
-        show_default=False,
-        rich_help_panel=ARGUMENTS,
-        help="A .jsonl file, the id of a stored run, or last.",
-    ),
-]
+RunArg = Annotated[str | None, argument("RUN", "A .jsonl file, the id of a stored run, or last.")]
 DefineOpt = Annotated[bool, option(OUTPUT, "--define", "Print how every number is defined.")]
-AArg = Annotated[str, typer.Argument(metavar="A", help="The run to compare with.")]
-BArg = Annotated[str, typer.Argument(metavar="B", help="The run in question.")]
+AArg = Annotated[str, argument("A", "The run to compare with.")]
+BArg = Annotated[str, argument("B", "The run in question.")]
 GateOpt = Annotated[
     list[str] | None,
     option(
@@ -207,10 +192,9 @@ RunsOpt = Annotated[
 ]
 UrlArg = Annotated[
     str | None,
-    typer.Argument(
-        metavar="URL",
-        show_default=False,
-        help="An OpenAI endpoint, without /v1; its key from NVCLI_API_KEY. Without it nvcli's own "
+    argument(
+        "URL",
+        "An OpenAI endpoint, without /v1; its key from NVCLI_API_KEY. Without it nvcli's own "
         "server is started.",
     ),
 ]

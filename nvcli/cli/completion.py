@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import typer  # noqa: TC002 - Typer reads the annotations
 
 from nvcli.cli.console import print_text
-from nvcli.cli.declare import ARGUMENTS, option
+from nvcli.cli.declare import ARGUMENTS, argument, option
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ nvcli completion zsh > "${fpath[1]}/_nvcli"                           zsh, for g
 nvcli completion fish > ~/.config/fish/completions/nvcli.fish         fish, for good"""
 
 
-ShellArg = Annotated[
-    str | None,
-    typer.Argument(metavar="bash|zsh|fish", show_default=False, help="The shell that reads it."),
-]
+ShellArg = Annotated[str | None, argument("bash|zsh|fish", "The shell that reads it.")]
 ValuesOpt = Annotated[
     str | None, option(ARGUMENTS, "--values KIND", "For the scripts.", hidden=True)
 ]

@@ -44,6 +44,10 @@ def option(
     )
 
 
+def argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
 def parser(parse: Callable[[str], Any], what: str) -> Callable[[str], Any]:
     """Our own words for a value that does not parse, whatever Typer's version says."""
 

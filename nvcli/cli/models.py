@@ -10,7 +10,7 @@ import typer
 
 from nvcli.cli.command import CONTEXT, Command, Group, settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
-from nvcli.cli.declare import OUTPUT, option
+from nvcli.cli.declare import OUTPUT, argument, option
 from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import ModelError, ModelNotFoundError, NvcliError, UsageError
 from nvcli.paths import expand_user
@@ -26,10 +26,8 @@ nvcli models show demo --json            its numbers
 nvcli models verify Qwen/Qwen3-0.6B      read it all and compare the hashes"""
 
 
-NameArg = Annotated[
-    str, typer.Argument(metavar="MODEL", help="demo, a Hugging Face id, or a folder.")
-]
-RepositoryArg = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face id.")]
+NameArg = Annotated[str, argument("MODEL", "demo, a Hugging Face id, or a folder.")]
+RepositoryArg = Annotated[str, argument("MODEL", "A Hugging Face id.")]
 JsonOpt = Annotated[bool, option(OUTPUT, "--json", "As JSON, for scripts.")]
 YesOpt = Annotated[bool, option(OUTPUT, "-y, --yes", "Do not ask.")]
 

@@ -12,10 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from nvcli.cli.console import ColorMode
-from nvcli.cli.declare import GLOBAL, INPUT, INT, OUTPUT, SESSION, TOOLS, choice, option
+from nvcli.cli.declare import GLOBAL, INPUT, INT, OUTPUT, SESSION, TOOLS, argument, choice, option
 
 
 class StdinPosition(StrEnum):
@@ -89,11 +87,7 @@ ShowConfigOpt = Annotated[
 
 PromptArg = Annotated[
     str | None,
-    typer.Argument(
-        metavar="PROMPT",
-        show_default=False,
-        help="The question. Without it, and with a terminal, a conversation starts.",
-    ),
+    argument("PROMPT", "The question. Without it, and with a terminal, a conversation starts."),
 ]
 SystemOpt = Annotated[str | None, option(INPUT, "-s, --system TEXT|@FILE", "System prompt.")]
 FileOpt = Annotated[

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import typer
+import typer  # noqa: TC002 - Typer reads the annotations
 
 from nvcli.cli import engine_options, options, sampling_options  # noqa: TC001 - Typer reads the annotations
 from nvcli.cli.command import settings_of
 from nvcli.cli.console import dump_json, is_terminal, print_text
-from nvcli.cli.declare import INPUT, OUTPUT, option
+from nvcli.cli.declare import INPUT, OUTPUT, argument, option
 from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
 from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import UsageError
@@ -25,10 +25,7 @@ nvcli tokens --chat --show "Hi"                   the exact prompt of a chat
 nvcli tokens --ids "Hi" """.rstrip()
 
 
-TextArg = Annotated[
-    str | None,
-    typer.Argument(metavar="TEXT", show_default=False, help="- or nothing: standard input."),
-]
+TextArg = Annotated[str | None, argument("TEXT", "- or nothing: standard input.")]
 ChatOpt = Annotated[
     bool, option(INPUT, "--chat", "Count the whole prompt of a chat with this question.")
 ]
