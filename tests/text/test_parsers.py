@@ -136,264 +136,151 @@ PLAIN = "<|im_start|>assistant\n"
 NO_THINK = PLAIN + "<think>\n\n</think>\n\n"
 OPEN_THINK = PLAIN + "<think>\n"
 
-TRANSCRIPTS: dict[str, tuple[str, str, str, str | None, list[tuple[str, str]], FinishReason]] = {
-    # name: (prompt, output, text, reasoning, calls, finish reason)
-    "content": (PLAIN, "Hi 世界 🚀\n", "Hi 世界 🚀\n", None, [], STOP),
-    "thinking": (PLAIN, "<think>\nhm\n\nso\n</think>\n\nHi", "Hi", "hm\n\nso", [], STOP),
-    "thinking opened by the prompt": (OPEN_THINK, "hm\n</think>\n\nHi", "Hi", "hm", [], STOP),
-    "thinking switched off": (NO_THINK, "\nHi</think>", "\nHi</think>", None, [], STOP),
-    "empty think block": (PLAIN, "<think>\n\n</think>\n\nHi", "Hi", None, [], STOP),
-    "think block only": (PLAIN, "<think>\nhm\n</think>\n\n", "", "hm", [], STOP),
-    "second think is text": (
-        PLAIN,
-        "<think>a</think>b<think>c</think>d",
-        "b<think>c</think>d",
-        "a",
-        [],
-        STOP,
+F = ("f", '{"a": 1}')  # what `call()` is read as
+
+
+class Transcript:
+    """An output, and what comes out of it."""
+
+    def __init__(
+        self,
+        output: str,
+        *,
+        text: str = "",
+        reasoning: str | None = None,
+        calls: Sequence[tuple[str, str]] = (),
+        finish: FinishReason | None = None,
+        prompt: str = PLAIN,
+    ) -> None:
+        self.output, self.prompt = output, prompt
+        self.finish = finish or (TOOL_CALLS if calls else STOP)
+        self.channels = (text, reasoning, list(calls), self.finish, None)
+
+    def run(self, places: Sequence[int]) -> tuple[object, ...]:
+        reason = LENGTH if self.finish is LENGTH else STOP
+        return run(self.output, places, prompt=self.prompt, reason=reason).channels
+
+
+TRANSCRIPTS = {
+    "content": Transcript("Hi 世界 🚀\n", text="Hi 世界 🚀\n"),
+    "thinking": Transcript("<think>\nhm\n\nso\n</think>\n\nHi", text="Hi", reasoning="hm\n\nso"),
+    "thinking opened by the prompt": Transcript(
+        "hm\n</think>\n\nHi", text="Hi", reasoning="hm", prompt=OPEN_THINK
     ),
-    "late think is text": (PLAIN, "b<think>c</think>", "b<think>c</think>", None, [], STOP),
-    "think inside thinking": (OPEN_THINK, "a<think>b</think>c", "c", "a<think>b", [], STOP),
-    "one call": (PLAIN, call(), "", None, [("f", '{"a": 1}')], TOOL_CALLS),
-    "text and call": (
-        PLAIN,
-        "Let me.\n" + call(),
-        "Let me.",
-        None,
-        [("f", '{"a": 1}')],
-        TOOL_CALLS,
+    "thinking switched off": Transcript("\nHi</think>", text="\nHi</think>", prompt=NO_THINK),
+    "empty think block": Transcript("<think>\n\n</think>\n\nHi", text="Hi"),
+    "think block only": Transcript("<think>\nhm\n</think>\n\n", reasoning="hm"),
+    "second think is text": Transcript(
+        "<think>a</think>b<think>c</think>d", text="b<think>c</think>d", reasoning="a"
     ),
-    "thinking and call": (
-        PLAIN,
-        "<think>\nhm\n</think>\n\n" + call(),
-        "",
-        "hm",
-        [("f", '{"a": 1}')],
-        TOOL_CALLS,
+    "late think is text": Transcript("b<think>c</think>", text="b<think>c</think>"),
+    "think inside thinking": Transcript(
+        "a<think>b</think>c", text="c", reasoning="a<think>b", prompt=OPEN_THINK
     ),
-    "call while thinking (T14)": (
-        OPEN_THINK,
-        "hm\n" + call(),
-        "",
-        "hm",
-        [("f", '{"a": 1}')],
-        TOOL_CALLS,
+    "one call": Transcript(call(), calls=[F]),
+    "text and call": Transcript("Let me.\n" + call(), text="Let me.", calls=[F]),
+    "thinking and call": Transcript(
+        "<think>\nhm\n</think>\n\n" + call(), reasoning="hm", calls=[F]
     ),
-    "several calls": (
-        PLAIN,
+    "call while thinking (T14)": Transcript(
+        "hm\n" + call(), reasoning="hm", calls=[F], prompt=OPEN_THINK
+    ),
+    "several calls": Transcript(
         call("f") + "\n" + call("g", "{}") + "\n" + call("h", '{"x": [{}]}'),
-        "",
-        None,
-        [("f", '{"a": 1}'), ("g", "{}"), ("h", '{"x": [{}]}')],
-        TOOL_CALLS,
+        calls=[F, ("g", "{}"), ("h", '{"x": [{}]}')],
     ),
-    "text after the call": (
-        PLAIN,
-        call() + "\nDone.\n",
-        "Done.\n",
-        None,
-        [("f", '{"a": 1}')],
-        TOOL_CALLS,
-    ),
-    "text around the call": (
-        PLAIN,
-        "A\n" + call() + "\nB",
-        "A\nB",
-        None,
-        [("f", '{"a": 1}')],
-        TOOL_CALLS,
-    ),
-    "Chinese arguments (T1)": (
-        PLAIN,
+    "text after the call": Transcript(call() + "\nDone.\n", text="Done.\n", calls=[F]),
+    "text around the call": Transcript("A\n" + call() + "\nB", text="A\nB", calls=[F]),
+    "Chinese arguments (T1)": Transcript(
         call("查", '{"城市": "北京 🚀", "e": "\\u00e9"}'),
-        "",
-        None,
-        [("查", '{"城市": "北京 🚀", "e": "\\u00e9"}')],
-        TOOL_CALLS,
+        calls=[("查", '{"城市": "北京 🚀", "e": "\\u00e9"}')],
     ),
-    "no arguments (T3)": (
-        PLAIN,
-        '<tool_call>{"name": "f"}</tool_call>',
-        "",
-        None,
-        [("f", "{}")],
-        TOOL_CALLS,
-    ),
-    "empty arguments (T3)": (PLAIN, call("f", "{}"), "", None, [("f", "{}")], TOOL_CALLS),
-    "null arguments": (PLAIN, call("f", "null"), "", None, [("f", "{}")], TOOL_CALLS),
-    "blank string arguments": (PLAIN, call("f", '""'), "", None, [("f", "{}")], TOOL_CALLS),
-    "arguments first": (
-        PLAIN,
+    "no arguments (T3)": Transcript('<tool_call>{"name": "f"}</tool_call>', calls=[("f", "{}")]),
+    "empty arguments (T3)": Transcript(call("f", "{}"), calls=[("f", "{}")]),
+    "null arguments": Transcript(call("f", "null"), calls=[("f", "{}")]),
+    "blank string arguments": Transcript(call("f", '""'), calls=[("f", "{}")]),
+    "arguments first": Transcript(
         '<tool_call>{"arguments": {"name": "no"}, "name": "f"}</tool_call>',
-        "",
-        None,
-        [("f", '{"name": "no"}')],
-        TOOL_CALLS,
+        calls=[("f", '{"name": "no"}')],
     ),
-    "string arguments": (
-        PLAIN,
-        call("f", json.dumps('{"a": "é\\n"}')),
-        "",
-        None,
-        [("f", '{"a": "é\\n"}')],
-        TOOL_CALLS,
+    "string arguments": Transcript(
+        call("f", json.dumps('{"a": "é\\n"}')), calls=[("f", '{"a": "é\\n"}')]
     ),
-    "other keys": (
-        PLAIN,
+    "other keys": Transcript(
         '<tool_call>{"id": 7, "x": [{"name": 1}], "name": "f", "y": null, "arguments": {}, '
         '"z": "}"}'
         "</tool_call>",
-        "",
-        None,
-        [("f", "{}")],
-        TOOL_CALLS,
+        calls=[("f", "{}")],
     ),
-    "tags in a string": (
-        PLAIN,
+    "tags in a string": Transcript(
         call("f", '{"a": "x</tool_call>y<tool_call>z<think>", "b": "\\"}</tool_call>{"}'),
-        "",
-        None,
-        [("f", '{"a": "x</tool_call>y<tool_call>z<think>", "b": "\\"}</tool_call>{"}')],
-        TOOL_CALLS,
+        calls=[("f", '{"a": "x</tool_call>y<tool_call>z<think>", "b": "\\"}</tool_call>{"}')],
     ),
-    "raw newline in a string": (
-        PLAIN,
-        call("f", '{"code": "a\n\tb"}'),
-        "",
-        None,
-        [("f", '{"code": "a\\n\\tb"}')],
-        TOOL_CALLS,
+    "raw newline in a string": Transcript(
+        call("f", '{"code": "a\n\tb"}'), calls=[("f", '{"code": "a\\n\\tb"}')]
     ),
-    "layout is kept": (
-        PLAIN,
+    "layout is kept": Transcript(
         call("f", '{\n  "a" :1.50e3,\n "b":[ true ]}'),
-        "",
-        None,
-        [("f", '{\n  "a" :1.50e3,\n "b":[ true ]}')],
-        TOOL_CALLS,
+        calls=[("f", '{\n  "a" :1.50e3,\n "b":[ true ]}')],
     ),
-    "last brace forgotten": (
-        PLAIN,
-        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>',
-        "",
-        None,
-        [("f", '{"a": 1}')],
-        TOOL_CALLS,
+    "last brace forgotten": Transcript(
+        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', calls=[F]
     ),
-    "one brace too many": (
-        PLAIN,
-        call("f", '{"a": 1}}'),
-        "",
-        None,
-        [("f", '{"a": 1}')],
-        TOOL_CALLS,
+    "one brace too many": Transcript(call("f", '{"a": 1}}'), calls=[F]),
+    "end tag forgotten": Transcript(
+        '<tool_call>{"name": "f", "arguments": {}}', calls=[("f", "{}")]
     ),
-    "end tag forgotten": (
-        PLAIN,
-        '<tool_call>{"name": "f", "arguments": {}}',
-        "",
-        None,
-        [("f", "{}")],
-        TOOL_CALLS,
-    ),
-    "end tag forgotten between": (
-        PLAIN,
+    "end tag forgotten between": Transcript(
         '<tool_call>{"name": "f", "arguments": {}}\n' + call("g"),
-        "",
-        None,
-        [("f", "{}"), ("g", '{"a": 1}')],
-        TOOL_CALLS,
+        calls=[("f", "{}"), ("g", '{"a": 1}')],
     ),
-    "no JSON": (
-        PLAIN,
-        "<tool_call>\nfoo\n</tool_call>",
-        "<tool_call>\nfoo\n</tool_call>",
-        None,
-        [],
-        STOP,
+    "no JSON": Transcript("<tool_call>\nfoo\n</tool_call>", text="<tool_call>\nfoo\n</tool_call>"),
+    "empty call": Transcript("<tool_call></tool_call>", text="<tool_call></tool_call>"),
+    "call without a name": Transcript(
+        '<tool_call>{"arguments": {}}</tool_call>', text='<tool_call>{"arguments": {}}</tool_call>'
     ),
-    "empty call": (PLAIN, "<tool_call></tool_call>", "<tool_call></tool_call>", None, [], STOP),
-    "call without a name": (
-        PLAIN,
-        '<tool_call>{"arguments": {}}</tool_call>',
-        '<tool_call>{"arguments": {}}</tool_call>',
-        None,
-        [],
-        STOP,
+    "name that is no text": Transcript(
+        '<tool_call>{"name": 3}</tool_call>', text='<tool_call>{"name": 3}</tool_call>'
     ),
-    "name that is no text": (
-        PLAIN,
-        '<tool_call>{"name": 3}</tool_call>',
-        '<tool_call>{"name": 3}</tool_call>',
-        None,
-        [],
-        STOP,
+    "malformed, then a call": Transcript(
+        "<tool_call>foo</tool_call>\n" + call(), text="<tool_call>foo</tool_call>", calls=[F]
     ),
-    "malformed, then a call": (
-        PLAIN,
-        "<tool_call>foo</tool_call>\n" + call(),
-        "<tool_call>foo</tool_call>",
-        None,
-        [("f", '{"a": 1}')],
-        TOOL_CALLS,
-    ),
-    "only an end tag": (PLAIN, "a</tool_call>b", "a</tool_call>b", None, [], STOP),
-    "malformed after the name": (
-        PLAIN,
+    "only an end tag": Transcript("a</tool_call>b", text="a</tool_call>b"),
+    "malformed after the name": Transcript(
         call("f", '{"a": tru}'),
-        call("f", '{"a": tru}'),
-        None,
-        [("f", '{"a": tru}')],
-        STOP,
+        text=call("f", '{"a": tru}'),
+        calls=[("f", '{"a": tru}')],
+        finish=STOP,
     ),
-    "arguments that are a list": (
-        PLAIN,
-        call("f", "[1]"),
-        call("f", "[1]"),
-        None,
-        [("f", "")],
-        STOP,
+    "arguments that are a list": Transcript(
+        call("f", "[1]"), text=call("f", "[1]"), calls=[("f", "")], finish=STOP
     ),
-    "NaN": (
-        PLAIN,
+    "NaN": Transcript(
         call("f", '{"a": NaN}'),
-        call("f", '{"a": NaN}'),
-        None,
-        [("f", '{"a": NaN}')],
-        STOP,
+        text=call("f", '{"a": NaN}'),
+        calls=[("f", '{"a": NaN}')],
+        finish=STOP,
     ),
-    "long number": (
-        PLAIN,
-        call("f", '{"a": ' + "9" * 5000 + "}"),
-        "",
-        None,
-        [("f", '{"a": ' + "9" * 5000 + "}")],
-        TOOL_CALLS,
+    "long number": Transcript(
+        call("f", '{"a": ' + "9" * 5000 + "}"), calls=[("f", '{"a": ' + "9" * 5000 + "}")]
     ),
-    "cut while thinking (R5)": (PLAIN, "<think>\nhm\n", "", "hm", [], LENGTH),
-    "cut in a call (T8)": (
-        PLAIN,
-        '<tool_call>{"name": "f", "arguments": {"a": "x',
-        "",
-        None,
-        [("f", '{"a": "x')],
-        LENGTH,
+    "cut while thinking (R5)": Transcript("<think>\nhm\n", reasoning="hm", finish=LENGTH),
+    "cut in a call (T8)": Transcript(
+        '<tool_call>{"name": "f", "arguments": {"a": "x', calls=[("f", '{"a": "x')], finish=LENGTH
     ),
-    "cut before the name": (PLAIN, 'Hi\n<tool_call>{"na', "Hi", None, [], LENGTH),
-    "cut after a call": (PLAIN, call() + "\nDo", "Do", None, [("f", '{"a": 1}')], LENGTH),
-    "special tokens are hidden": (PLAIN, "a<|im_end|>b", "ab", None, [], STOP),
+    "cut before the name": Transcript('Hi\n<tool_call>{"na', text="Hi", finish=LENGTH),
+    "cut after a call": Transcript(call() + "\nDo", text="Do", calls=[F], finish=LENGTH),
+    "special tokens are hidden": Transcript("a<|im_end|>b", text="ab"),
 }
 
 
 @pytest.mark.parametrize("name", TRANSCRIPTS)
 def test_transcripts_at_every_split_point(name: str) -> None:
-    prompt, output, text, reasoning, calls, finish = TRANSCRIPTS[name]
-    reason = LENGTH if finish is LENGTH else STOP
-    expected = (text, reasoning, calls, finish, None)
-    size = len(output.encode())
+    transcript = TRANSCRIPTS[name]
+    size = len(transcript.output.encode())
     step = max(1, size // 200)
     for places in ([], *([place] for place in range(1, size, step)), range(size)):
-        assert run(output, places, prompt=prompt, reason=reason).channels == expected
+        assert transcript.run(places) == transcript.channels
 
 
 @settings(max_examples=300)
@@ -402,10 +289,7 @@ def test_transcripts_at_every_split_point(name: str) -> None:
     places=st.lists(st.integers(0, 120), max_size=12),
 )
 def test_transcripts_at_several_split_points(name: str, places: list[int]) -> None:
-    prompt, output, text, reasoning, calls, finish = TRANSCRIPTS[name]
-    reason = LENGTH if finish is LENGTH else STOP
-    result = run(output, places, prompt=prompt, reason=reason)
-    assert result.channels == (text, reasoning, calls, finish, None)
+    assert TRANSCRIPTS[name].run(places) == TRANSCRIPTS[name].channels
 
 
 PARTS = st.sampled_from(
