@@ -16,6 +16,7 @@ from nvcli.protocol.responses import ENCRYPTED, ResponsesRequest, parse_response
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from nvcli.protocol import AnswerHead
     from nvcli.text import Tokenizer
     from nvcli.types import RequestOutput, SamplingParams
 
@@ -88,22 +89,14 @@ def _refuse_sealed(_: str) -> NoReturn:
 def responses_body(
     request: ResponsesRequest,
     output: RequestOutput,
+    head: AnswerHead,
     *,
-    response_id: str,
-    created: int,
-    model: str,
     params: SamplingParams,
     tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
     """The response that the events of a stream would fold to."""
     events = ResponseEvents(
-        request,
-        response_id=response_id,
-        model=model,
-        created=created,
-        params=params,
-        tokenizer=tokenizer,
-        encrypt=_refuse_sealed,
+        request, head, params=params, tokenizer=tokenizer, encrypt=_refuse_sealed
     )
     for _ in (*events.start(), *events.feed(output)):
         pass

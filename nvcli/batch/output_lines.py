@@ -22,7 +22,14 @@ from nvcli.batch.attached_outputs import HttpOutput
 from nvcli.batch.endpoints import embeddings_body, responses_body
 from nvcli.batch.options import OutputFormat
 from nvcli.batch.records import Failure, Kind
-from nvcli.protocol import ChatRequest, CompletionRequest, chat_body, completion_body, usage_body
+from nvcli.protocol import (
+    AnswerHead,
+    ChatRequest,
+    CompletionRequest,
+    chat_body,
+    completion_body,
+    usage_body,
+)
 from nvcli.protocol.pooling import EmbeddingRequest, unit_vector
 from nvcli.text import call_json, repair_surrogates
 from nvcli.types import SamplingParams
@@ -75,7 +82,7 @@ class LineWriter:
         body = {"message": failure.message, "type": kind, "param": failure.param}
         response = {
             "status_code": failure.status,
-            "request_id": _short_id("req", failure.id, failure.index),
+            "request_id": _short_id("req-", failure),
             "body": {"error": {**body, "code": failure.code}},
         }
         return encode_line(self._envelope(failure, response, error))
@@ -96,24 +103,23 @@ class LineWriter:
         if not self._is_openai(record.kind):
             return encode_line(self._simple(record, outputs))
         body = self._body(record, prompts, outputs, params or SamplingParams())
-        response = {
-            "status_code": 200,
-            "request_id": _short_id("req", record.id, record.index),
-            "body": body,
-        }
+        response = {"status_code": 200, "request_id": _short_id("req-", record), "body": body}
         return encode_line(self._envelope(record, response, None))
 
     def _envelope(
         self, record: Record | Failure, response: dict[str, Any], error: dict[str, Any] | None
     ) -> dict[str, Any]:
         return {
-            "id": _short_id("batch_req", record.id, record.index),
+            "id": _short_id("batch_req-", record),
             "custom_id": record.id,
             "index": record.index,
             "response": response,
             "error": error,
             **_input(record),
         }
+
+    def _head(self, prefix: str, record: Record) -> AnswerHead:
+        return AnswerHead(_short_id(prefix, record), int(time.time()), self.model)
 
     def _body(
         self,
@@ -125,16 +131,13 @@ class LineWriter:
         first = outputs[0][0]
         if isinstance(first, HttpOutput) and first.body is not None:
             return first.body  # as the server gave it
-        created = int(time.time())
         if isinstance(record.request, EmbeddingRequest):
             return embeddings_body(record.request, outputs, model=self.model)
         if record.responses is not None:
             return responses_body(
                 record.responses,
                 outputs[0][0],
-                response_id=_short_id("resp", record.id, record.index).replace("-", "_"),
-                created=created,
-                model=self.model,
+                self._head("resp_", record),
                 params=params,
                 tokenizer=self.tokenizer,
             )
@@ -142,19 +145,15 @@ class LineWriter:
             return chat_body(
                 record.request,
                 outputs[0],
-                response_id=_short_id("chatcmpl", record.id, record.index),
-                created=created,
-                model=self.model,
-                tokenizer=self.tokenizer,
+                self._head("chatcmpl-", record),
+                self.tokenizer,
                 num_truncated_tokens=prompts[0].num_truncated_tokens,
             )
         return completion_body(
             record.request,
             outputs,
-            response_id=_short_id("cmpl", record.id, record.index),
-            created=created,
-            model=self.model,
-            tokenizer=self.tokenizer,
+            self._head("cmpl-", record),
+            self.tokenizer,
             prompt_token_ids=[prompt.token_ids for prompt in prompts],
         )
 
@@ -215,9 +214,9 @@ def _input(record: Record | Failure) -> dict[str, Any]:
     return {"input": record.echo} if record.echo else {}
 
 
-def _short_id(prefix: str, record_id: str, index: int) -> str:
-    data = f"{index} {record_id}".encode("utf-8", "surrogatepass")
-    return f"{prefix}-{blake2b(data, digest_size=12).hexdigest()}"
+def _short_id(prefix: str, record: Record | Failure) -> str:
+    data = f"{record.index} {record.id}".encode("utf-8", "surrogatepass")
+    return f"{prefix}{blake2b(data, digest_size=12).hexdigest()}"
 
 
 # --- encoding ------------------------------------------------------------------------------------

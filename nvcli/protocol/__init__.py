@@ -4,7 +4,7 @@ body --parse_*--> request --prepare_*--> token ids --engine_request--> engine.Re
 outputs --*_body--> OpenAI's response
 """
 
-from nvcli.protocol.bodies import chat_body, completion_body, usage_body
+from nvcli.protocol.bodies import AnswerHead, chat_body, completion_body, usage_body
 from nvcli.protocol.chat import GENERATION_FIELDS, ChatRequest, parse_chat
 from nvcli.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest, parse_completion
 from nvcli.protocol.fields import Fields, UnsupportedEndpointError, UnsupportedFieldError
@@ -13,6 +13,7 @@ from nvcli.protocol.prepare import PreparedPrompt, engine_request, prepare_chat,
 __all__ = [
     "DEFAULT_MAX_TOKENS",
     "GENERATION_FIELDS",
+    "AnswerHead",
     "ChatRequest",
     "CompletionRequest",
     "Fields",

@@ -6,6 +6,9 @@ over the n outputs of each.
 
 from __future__ import annotations
 
+import time
+import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.protocol.logprobs import (
@@ -29,22 +32,33 @@ if TYPE_CHECKING:
 SYSTEM_FINGERPRINT = "nvcli"
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every object of one answer has."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, model: str) -> AnswerHead:
+        return cls(f"{prefix}{uuid.uuid4().hex}", int(time.time()), model)
+
+    def json(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
 def chat_body(
     request: ChatRequest,
     outputs: Sequence[RequestOutput],
-    *,
-    response_id: str,
-    created: int,
-    model: str,
+    head: AnswerHead,
     tokenizer: Tokenizer | None,
+    *,
     num_truncated_tokens: int = 0,
 ) -> dict[str, Any]:
     """A `chat.completion` of one prompt's outputs, in order of their index."""
     body: dict[str, Any] = {
-        "id": response_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
+        **head.json("chat.completion"),
         "choices": [_chat_choice(request, output, tokenizer) for output in outputs],
         "usage": usage_body([outputs]),
         "service_tier": "default",
@@ -93,11 +107,9 @@ def _chat_choice(
 def completion_body(
     request: CompletionRequest,
     outputs: Sequence[Sequence[RequestOutput]],
-    *,
-    response_id: str,
-    created: int,
-    model: str,
+    head: AnswerHead,
     tokenizer: Tokenizer | None,
+    *,
     prompt_token_ids: Sequence[Sequence[int]] = (),
 ) -> dict[str, Any]:
     """A `text_completion` of the outputs of each prompt. `echo` needs the prompts' token ids."""
@@ -126,10 +138,7 @@ def completion_body(
                 choice["token_ids"] = list(output.token_ids)
             choices.append(choice)
     return {
-        "id": response_id,
-        "object": "text_completion",
-        "created": created,
-        "model": model,
+        **head.json("text_completion"),
         "choices": choices,
         "usage": usage_body(outputs),
         "system_fingerprint": SYSTEM_FINGERPRINT,

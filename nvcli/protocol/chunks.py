@@ -22,6 +22,7 @@ from nvcli.protocol.logprobs import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from nvcli.protocol.bodies import AnswerHead
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import CompletionRequest
     from nvcli.text import Tokenizer
@@ -33,22 +34,11 @@ _PAD_TO = 16  # characters; lengths of single tokens do not show through an obfu
 class ChatChunks:
     """One `chat.completion.chunk` stream, with its n choices."""
 
-    def __init__(
-        self,
-        request: ChatRequest,
-        *,
-        response_id: str,
-        created: int,
-        model: str,
-        tokenizer: Tokenizer | None,
-    ) -> None:
+    def __init__(self, request: ChatRequest, head: AnswerHead, tokenizer: Tokenizer | None) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._head: dict[str, Any] = {
-            "id": response_id,
-            "object": "chat.completion.chunk",
-            "created": created,
-            "model": model,
+            **head.json("chat.completion.chunk"),
             "service_tier": "default",
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
@@ -151,11 +141,9 @@ class CompletionChunks:
     def __init__(
         self,
         request: CompletionRequest,
-        *,
-        response_id: str,
-        created: int,
-        model: str,
+        head: AnswerHead,
         tokenizer: Tokenizer | None,
+        *,
         prompt_token_ids: Sequence[Sequence[int]],
     ) -> None:
         self._request = request
@@ -163,10 +151,7 @@ class CompletionChunks:
         self._prompts = prompt_token_ids
         self._n = request.sampling.get("n", 1)
         self._head: dict[str, Any] = {
-            "id": response_id,
-            "object": "text_completion",
-            "created": created,
-            "model": model,
+            **head.json("text_completion"),
             "system_fingerprint": SYSTEM_FINGERPRINT,
         }
         self._started: set[int] = set()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from nvcli.protocol.bodies import AnswerHead
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import TokenIds
     from nvcli.text import Tokenizer
@@ -334,18 +335,9 @@ def rerank_body(
     }
 
 
-def score_body(
-    pooled: list[bytes], *, response_id: str, created: int, model: str, num_tokens: int
-) -> dict[str, Any]:
+def score_body(pooled: list[bytes], head: AnswerHead, *, num_tokens: int) -> dict[str, Any]:
     data = [
         {"index": i, "object": "score", "score": relevance(state)} for i, state in enumerate(pooled)
     ]
     usage = {"prompt_tokens": num_tokens, "completion_tokens": 0, "total_tokens": num_tokens}
-    return {
-        "id": response_id,
-        "object": "list",
-        "created": created,
-        "model": model,
-        "data": data,
-        "usage": usage,
-    }
+    return {**head.json("list"), "data": data, "usage": usage}

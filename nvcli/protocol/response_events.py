@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from nvcli.errors import NvcliError
+    from nvcli.protocol.bodies import AnswerHead
     from nvcli.protocol.response_frame import Event
     from nvcli.protocol.responses import ResponsesRequest
     from nvcli.text import Tokenizer
@@ -36,10 +37,8 @@ class ResponseEvents(McpEvents):
     def __init__(
         self,
         request: ResponsesRequest,
+        head: AnswerHead,
         *,
-        response_id: str,
-        model: str,
-        created: int,
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         encrypt: Callable[[str], str],
@@ -51,14 +50,14 @@ class ResponseEvents(McpEvents):
         self._usage = Usage()  # of the turns that have ended
         self._turn = 0  # where in the output the running turn begins
         response: dict[str, Any] = {
-            "id": response_id,
+            "id": head.id,
             "object": "response",
-            "created_at": created,
+            "created_at": head.created,
             "completed_at": None,
             "status": "queued" if request.background else "in_progress",
             "error": None,
             "incomplete_details": None,
-            "model": model,
+            "model": head.model,
             "output": [],
             "temperature": params.temperature,
             "top_p": params.top_p,

@@ -50,38 +50,34 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
     }
 
 
-async def list_models(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def list_models(state: ServerState, http: HTTPRequest) -> Response:
     data = [_model(state, name) for name in state.model_names]
     shape = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
     return JSONBody({"object": "list", "data": data, **shape})
 
 
-async def get_model(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def get_model(state: ServerState, http: HTTPRequest) -> Response:
     return JSONBody(_model(state, state.check_model(http.path_params["model"])))
 
 
-async def live(http: HTTPRequest) -> Response:
+async def live(state: ServerState, http: HTTPRequest) -> Response:
     """The process answers."""
     return JSONBody({"status": "ok"})
 
 
-async def health(http: HTTPRequest) -> Response:
+async def health(state: ServerState, http: HTTPRequest) -> Response:
     """Requests are answered. Raises `NotReadyError` otherwise."""
-    state: ServerState = http.app.state
     state.check_accepting()
     if getattr(state.llm, "num_up", 1) == 0:  # of replicas; requests wait for one to come back
         raise NotReadyError("every replica is lost", hint="Ray starts them where it has room.")
     return JSONBody({"status": "ok"})
 
 
-async def version(http: HTTPRequest) -> Response:
+async def version(state: ServerState, http: HTTPRequest) -> Response:
     return JSONBody({"version": __version__})
 
 
-async def metrics(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def metrics(state: ServerState, http: HTTPRequest) -> Response:
     if state.config.metrics == "off":
         raise NotFoundError("metrics are off", hint="Start the server with --metrics key or open.")
     return Response(state.metrics.render(), media_type=None, headers={"content-type": CONTENT_TYPE})

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nvcli.server.config import ServerConfig
     from nvcli.server.engine import ServerEngine
 
-    Endpoint = Callable[[Request], Awaitable[ASGIApp]]
+    Endpoint = Callable[[ServerState, Request], Awaitable[ASGIApp]]
 
 
 def _route(methods: str, path: str, endpoint: Endpoint) -> Route:
@@ -51,7 +51,7 @@ class _Labelled:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["handler"] = self._label
-        response = await self._endpoint(Request(scope, receive, send))
+        response = await self._endpoint(scope["app"].state, Request(scope, receive, send))
         await response(scope, receive, send)
 
 

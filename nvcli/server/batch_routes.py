@@ -31,16 +31,15 @@ def _manager(state: ServerState) -> BatchManager:
     return state.batches
 
 
-def _batch(http: HTTPRequest) -> Batch:
+def _batch(state: ServerState, http: HTTPRequest) -> Batch:
     batch_id = http.path_params["batch_id"]
-    batch = _manager(http.app.state).get(batch_id)
+    batch = _manager(state).get(batch_id)
     if batch is None:
         raise NotFoundError(f"there is no batch {batch_id[:100]!r}", param="batch_id")
     return batch
 
 
-async def create_batch(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def create_batch(state: ServerState, http: HTTPRequest) -> Response:
     manager = _manager(state)
     state.check_accepting()
     fields = Fields(await read_object(http))
@@ -63,16 +62,16 @@ async def create_batch(http: HTTPRequest) -> Response:
     return JSONBody(batch)
 
 
-async def list_batches(http: HTTPRequest) -> Response:
-    manager = _manager(http.app.state)
+async def list_batches(state: ServerState, http: HTTPRequest) -> Response:
+    manager = _manager(state)
     return JSONBody(page(manager.all(), **read_page(http, default_order="desc")))
 
 
-async def get_batch(http: HTTPRequest) -> Response:
-    return JSONBody(_batch(http))
+async def get_batch(state: ServerState, http: HTTPRequest) -> Response:
+    return JSONBody(_batch(state, http))
 
 
-async def cancel_batch(http: HTTPRequest) -> Response:
-    batch = _batch(http)
-    manager = _manager(http.app.state)
+async def cancel_batch(state: ServerState, http: HTTPRequest) -> Response:
+    batch = _batch(state, http)
+    manager = _manager(state)
     return JSONBody(await run_in_threadpool(manager.cancel, batch["id"]))

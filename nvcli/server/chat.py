@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import InvalidParameterError, NvcliError
-from nvcli.protocol import ChatRequest, chat_body, engine_request, parse_chat, prepare_chat
+from nvcli.protocol import (
+    AnswerHead,
+    ChatRequest,
+    chat_body,
+    engine_request,
+    parse_chat,
+    prepare_chat,
+)
 from nvcli.protocol.chat import read_metadata
 from nvcli.protocol.chunks import ChatChunks
 from nvcli.protocol.fields import Fields
@@ -46,18 +51,14 @@ class ChatJob:
     request: ChatRequest
     prompt: PreparedPrompt
     engine: Request
-    response_id: str
-    created: int
-    model: str
+    head: AnswerHead
 
     def answer(self, state: ServerState, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         answer = chat_body(
             self.request,
             outputs,
-            response_id=self.response_id,
-            created=self.created,
-            model=self.model,
-            tokenizer=state.tokenizer,
+            self.head,
+            state.tokenizer,
             num_truncated_tokens=self.prompt.num_truncated_tokens,
         )
         if self.request.store:
@@ -88,12 +89,10 @@ def chat_job(state: ServerState, body: dict[str, Any]) -> ChatJob:
     engine = engine_request(
         llm, prompt, request, request_id=state.bridge.new_id(), is_streaming=request.stream
     )
-    response_id = f"chatcmpl-{uuid.uuid4().hex}"
-    return ChatJob(body, request, prompt, engine, response_id, int(time.time()), model)
+    return ChatJob(body, request, prompt, engine, AnswerHead.new("chatcmpl-", model))
 
 
-async def create_chat_completion(http: HTTPRequest) -> ASGIApp:
-    state: ServerState = http.app.state
+async def create_chat_completion(state: ServerState, http: HTTPRequest) -> ASGIApp:
     state.check_accepting()
     body = await read_object(http)
     job: ChatJob = await prepare(http, lambda: chat_job(state, body), is_slow=needs_grammar(body))
@@ -152,13 +151,7 @@ def note_request(http: HTTPRequest, ignored: tuple[str, ...], num_truncated: int
 async def _events(
     state: ServerState, job: ChatJob, outputs: AsyncGenerator[RequestOutput, None]
 ) -> AsyncGenerator[bytes, None]:
-    chunks = ChatChunks(
-        job.request,
-        response_id=job.response_id,
-        created=job.created,
-        model=job.model,
-        tokenizer=state.tokenizer,
-    )
+    chunks = ChatChunks(job.request, job.head, state.tokenizer)
     deltas: dict[int, list[RequestOutput]] = {}
     try:
         async for output in outputs:
@@ -181,14 +174,14 @@ async def _events(
 
 
 def _remember(state: ServerState, job: ChatJob, answer: dict[str, Any]) -> None:
-    stored = {**answer, "request_id": job.response_id, "tool_choice": job.body.get("tool_choice")}
+    stored = {**answer, "request_id": job.head.id, "tool_choice": job.body.get("tool_choice")}
     stored["tools"] = job.body.get("tools")
     messages = [
-        {"id": f"{job.response_id}-{i}", **_NO_PARTS, **message, **_parts(message)}
+        {"id": f"{job.head.id}-{i}", **_NO_PARTS, **message, **_parts(message)}
         for i, message in enumerate(job.body["messages"])
     ]
     size = len(dumps(stored)) + len(dumps(messages))
-    state.completions.put(job.response_id, stored, size, messages=messages)
+    state.completions.put(job.head.id, stored, size, messages=messages)
 
 
 def _parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -197,8 +190,7 @@ def _parts(message: dict[str, Any]) -> dict[str, Any]:
     return {"content": None, "content_parts": content} if isinstance(content, list) else {}
 
 
-def _entry(http: HTTPRequest) -> Entry:
-    state: ServerState = http.app.state
+def _entry(state: ServerState, http: HTTPRequest) -> Entry:
     completion_id = http.path_params["completion_id"]
     entry = state.completions.get(completion_id)
     if entry is None:
@@ -232,8 +224,7 @@ def read_page(
     }
 
 
-async def list_chat_completions(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def list_chat_completions(state: ServerState, http: HTTPRequest) -> Response:
     options = read_page(http, default_order="asc")
     wanted = {
         key.removeprefix("metadata[").removesuffix("]"): value
@@ -250,24 +241,23 @@ async def list_chat_completions(http: HTTPRequest) -> Response:
     return JSONBody(page(items, **options))
 
 
-async def get_chat_completion(http: HTTPRequest) -> Response:
-    return JSONBody(_entry(http).body)
+async def get_chat_completion(state: ServerState, http: HTTPRequest) -> Response:
+    return JSONBody(_entry(state, http).body)
 
 
-async def list_chat_messages(http: HTTPRequest) -> Response:
+async def list_chat_messages(state: ServerState, http: HTTPRequest) -> Response:
     options = read_page(http, default_order="asc")
-    return JSONBody(page(_entry(http).extra["messages"], **options))
+    return JSONBody(page(_entry(state, http).extra["messages"], **options))
 
 
-async def update_chat_completion(http: HTTPRequest) -> Response:
+async def update_chat_completion(state: ServerState, http: HTTPRequest) -> Response:
     body = await read_object(http)
-    entry = _entry(http)
+    entry = _entry(state, http)
     entry.body["metadata"] = read_metadata(Fields(body))
     return JSONBody(entry.body)
 
 
-async def delete_chat_completion(http: HTTPRequest) -> Response:
-    entry = _entry(http)
-    state: ServerState = http.app.state
+async def delete_chat_completion(state: ServerState, http: HTTPRequest) -> Response:
+    entry = _entry(state, http)
     state.completions.delete(entry.id)
     return JSONBody({"object": "chat.completion.deleted", "id": entry.id, "deleted": True})

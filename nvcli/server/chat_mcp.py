@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 
-from nvcli.protocol import engine_request, prepare_chat
+from nvcli.protocol import AnswerHead, engine_request, prepare_chat
 from nvcli.protocol.response_events import ResponseEvents
 from nvcli.protocol.response_items import to_messages
 from nvcli.protocol.responses import ResponsesRequest
@@ -72,13 +72,7 @@ class _Turns:
         self.is_over = False
         request = ResponsesRequest(chat=chat, input=None, mcp=chat.mcp, allowed=chat.allowed)
         self._events = ResponseEvents(  # keeps the turns, their calls and the sum of their usage
-            request,
-            response_id="",
-            model="",
-            created=0,
-            params=engine.params,
-            tokenizer=None,
-            encrypt=str,
+            request, AnswerHead("", 0, ""), params=engine.params, tokenizer=None, encrypt=str
         )
         self.session = McpSession(state.mcp, request, (), self._events, _exhaust)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import InvalidParameterError, NvcliError
 from nvcli.protocol import (
     DEFAULT_MAX_TOKENS,
+    AnswerHead,
     CompletionRequest,
     completion_body,
     engine_request,
@@ -41,9 +40,7 @@ class CompletionJob:
     request: CompletionRequest
     engine: list[Request]
     num_truncated: int
-    response_id: str
-    created: int
-    model: str
+    head: AnswerHead
 
     @property
     def prompt_token_ids(self) -> list[list[int]]:
@@ -74,12 +71,10 @@ def completion_job(state: ServerState, body: dict[str, Any]) -> CompletionJob:
         for prompt in prompts
     ]
     num_truncated = sum(prompt.num_truncated_tokens for prompt in prompts)
-    response_id = f"cmpl-{uuid.uuid4().hex}"
-    return CompletionJob(request, engine, num_truncated, response_id, int(time.time()), model)
+    return CompletionJob(request, engine, num_truncated, AnswerHead.new("cmpl-", model))
 
 
-async def create_completion(http: HTTPRequest) -> ASGIApp:
-    state: ServerState = http.app.state
+async def create_completion(state: ServerState, http: HTTPRequest) -> ASGIApp:
     state.check_accepting()
     body = await read_object(http)
     job: CompletionJob = await prepare(
@@ -94,13 +89,7 @@ async def create_completion(http: HTTPRequest) -> ASGIApp:
     outputs = await run_to_end(state, http, job.engine)
     return JSONBody(
         completion_body(
-            job.request,
-            outputs,
-            response_id=job.response_id,
-            created=job.created,
-            model=job.model,
-            tokenizer=state.tokenizer,
-            prompt_token_ids=job.prompt_token_ids,
+            job.request, outputs, job.head, state.tokenizer, prompt_token_ids=job.prompt_token_ids
         )
     )
 
@@ -109,12 +98,7 @@ async def _events(
     state: ServerState, job: CompletionJob, groups: OutputGroups
 ) -> AsyncGenerator[bytes, None]:
     chunks = CompletionChunks(
-        job.request,
-        response_id=job.response_id,
-        created=job.created,
-        model=job.model,
-        tokenizer=state.tokenizer,
-        prompt_token_ids=job.prompt_token_ids,
+        job.request, job.head, state.tokenizer, prompt_token_ids=job.prompt_token_ids
     )
     try:
         async for number, output in outputs_of(state, groups, job.engine):

@@ -173,8 +173,7 @@ def files_of(state: ServerState) -> FileStore:
     return state.files
 
 
-async def upload_file(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def upload_file(state: ServerState, http: HTTPRequest) -> Response:
     files = files_of(state)
     kind = http.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
@@ -196,28 +195,27 @@ async def upload_file(http: HTTPRequest) -> Response:
     return JSONBody(await run_in_threadpool(files.add, data, shown, purpose))
 
 
-async def list_files(http: HTTPRequest) -> Response:
+async def list_files(state: ServerState, http: HTTPRequest) -> Response:
     from nvcli.server.chat import read_page
 
-    files = files_of(http.app.state)
+    files = files_of(state)
     purpose = http.query_params.get("purpose")
     found = await run_in_threadpool(read_objects, files.folder)
     items = [item for item in found if purpose is None or item["purpose"] == purpose]
     return JSONBody(page(items, **read_page(http, default_order="desc", **_PAGE)))
 
 
-async def get_file(http: HTTPRequest) -> Response:
-    return JSONBody(files_of(http.app.state).get(http.path_params["file_id"]))
+async def get_file(state: ServerState, http: HTTPRequest) -> Response:
+    return JSONBody(files_of(state).get(http.path_params["file_id"]))
 
 
-async def get_file_content(http: HTTPRequest) -> Response:
-    files = files_of(http.app.state)
+async def get_file_content(state: ServerState, http: HTTPRequest) -> Response:
+    files = files_of(state)
     path, found = files.find(http.path_params["file_id"])
     return FileResponse(path, media_type="application/octet-stream", stat_result=found)
 
 
-async def delete_file(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def delete_file(state: ServerState, http: HTTPRequest) -> Response:
     files_of(state)
     assert state.batches is not None, "files come with batches"
     file_id = http.path_params["file_id"]

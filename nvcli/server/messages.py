@@ -56,8 +56,7 @@ def message_job(state: ServerState, body: dict[str, Any]) -> MessageJob:
     return MessageJob(request, prompt, engine, request.model or state.model)
 
 
-async def create_message(http: HTTPRequest) -> ASGIApp:
-    state: ServerState = http.app.state
+async def create_message(state: ServerState, http: HTTPRequest) -> ASGIApp:
     state.check_accepting()
     body = await read_object(http)
     job: MessageJob = await prepare(
@@ -103,8 +102,7 @@ async def _stream(
         groups.close()
 
 
-async def count_tokens(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def count_tokens(state: ServerState, http: HTTPRequest) -> Response:
     body = await read_object(http)
     _, prompt = await prepare(http, lambda: _prompt(state, body, needs_limit=False))
     return JSONBody({"input_tokens": len(prompt.token_ids)})

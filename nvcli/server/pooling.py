@@ -3,11 +3,12 @@ logits read from each."""
 
 from __future__ import annotations
 
-import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvcli.engine.engine import Request
+from nvcli.protocol import AnswerHead
 from nvcli.protocol.pooling import (
     EmbeddingRequest,
     PairRequest,
@@ -59,8 +60,7 @@ async def _pool(state: ServerState, http: HTTPRequest, requests: list[Request]) 
     return [data for data in pooled if data is not None]
 
 
-async def create_embeddings(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def create_embeddings(state: ServerState, http: HTTPRequest) -> Response:
     state.check_accepting()
     body = await read_object(http)
 
@@ -82,14 +82,13 @@ async def create_embeddings(http: HTTPRequest) -> Response:
 
 
 async def _judge(
-    http: HTTPRequest, parse: Callable[[ServerState, dict[str, Any]], PairRequest]
+    state: ServerState, http: HTTPRequest, parse: Callable[[dict[str, Any]], PairRequest]
 ) -> tuple[PairRequest, list[bytes], int]:
-    state: ServerState = http.app.state
     state.check_accepting()
     body = await read_object(http)
 
     def work() -> tuple[PairRequest, list[list[int]], tuple[int, int]]:
-        request = parse(state, body)
+        request = parse(body)
         state.check_model(request.model, is_optional=True)
         llm = state.llm
         prompts = pair_prompts(request, llm.tokenizer, max_model_len=llm.max_model_len)
@@ -101,15 +100,11 @@ async def _judge(
     return request, pooled, sum(map(len, prompts))
 
 
-async def rerank(http: HTTPRequest) -> Response:
+async def rerank(state: ServerState, http: HTTPRequest) -> Response:
     """Jina's, and with /v2 Cohere's: there documents come back only when asked for."""
-    state: ServerState = http.app.state
     gives = not http.url.path.startswith("/v2")
-
-    def parse(state: ServerState, body: dict[str, Any]) -> PairRequest:
-        return parse_rerank(body, is_strict=state.config.is_strict, returns_documents=gives)
-
-    request, pooled, num_tokens = await _judge(http, parse)
+    parse = partial(parse_rerank, is_strict=state.config.is_strict, returns_documents=gives)
+    request, pooled, num_tokens = await _judge(state, http, parse)
     return JSONBody(
         rerank_body(
             request,
@@ -121,19 +116,8 @@ async def rerank(http: HTTPRequest) -> Response:
     )
 
 
-async def score(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
-
-    def parse(state: ServerState, body: dict[str, Any]) -> PairRequest:
-        return parse_score(body, is_strict=state.config.is_strict)
-
-    request, pooled, num_tokens = await _judge(http, parse)
-    return JSONBody(
-        score_body(
-            pooled,
-            response_id=f"score-{uuid.uuid4().hex}",
-            created=int(time.time()),
-            model=request.model or state.model,
-            num_tokens=num_tokens,
-        )
-    )
+async def score(state: ServerState, http: HTTPRequest) -> Response:
+    parse = partial(parse_score, is_strict=state.config.is_strict)
+    request, pooled, num_tokens = await _judge(state, http, parse)
+    head = AnswerHead.new("score-", request.model or state.model)
+    return JSONBody(score_body(pooled, head, num_tokens=num_tokens))

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 
 from nvcli.errors import ContextLengthError, InvalidParameterError, NvcliError
-from nvcli.protocol import engine_request, prepare_chat
+from nvcli.protocol import AnswerHead, engine_request, prepare_chat
 from nvcli.protocol.response_events import ResponseEvents
 from nvcli.protocol.response_items import check_outputs, read_items, to_messages
 from nvcli.protocol.responses import ResponsesRequest, parse_responses
@@ -191,9 +189,7 @@ def _render(
 def open_record(state: ServerState, job: Job) -> Record:
     events = ResponseEvents(
         job.request,
-        response_id=f"resp_{uuid.uuid4().hex}",
-        model=job.request.chat.model or state.model,
-        created=int(time.time()),
+        AnswerHead.new("resp_", job.request.chat.model or state.model),
         params=job.engine.params,
         tokenizer=state.tokenizer,
         encrypt=state.sealer.seal,

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 # --- creating ------------------------------------------------------------------------------------
 
 
-async def create_response(http: HTTPRequest) -> ASGIApp:
-    state: ServerState = http.app.state
+async def create_response(state: ServerState, http: HTTPRequest) -> ASGIApp:
     state.check_accepting()
     body = await read_object(http)
     job: Job = await prepare(http, lambda: make_job(state, body), is_slow=needs_grammar(body))
@@ -83,8 +82,7 @@ def _missing(response_id: str) -> NotFoundError:
     return NotFoundError(f"there is no response {response_id[:100]!r}", param="response_id")
 
 
-def _entry(http: HTTPRequest) -> Entry:
-    state: ServerState = http.app.state
+def _entry(state: ServerState, http: HTTPRequest) -> Entry:
     response_id = http.path_params["response_id"]
     entry = state.responses.get(response_id)
     if entry is None:
@@ -101,15 +99,14 @@ def _position(starting_after: str | None) -> int:
     return max(0, int(starting_after) + 1)
 
 
-async def get_response(http: HTTPRequest) -> ASGIApp:
-    state: ServerState = http.app.state
+async def get_response(state: ServerState, http: HTTPRequest) -> ASGIApp:
     record = state.live.get(http.path_params["response_id"])
     query = http.query_params
     if query.get("stream", "false").lower() not in ("true", "1"):
-        return JSONBody(record.events.response if record is not None else _entry(http).body)
+        return JSONBody(record.events.response if record is not None else _entry(state, http).body)
     position = _position(query.get("starting_after"))
     if record is None:
-        entry = _entry(http)
+        entry = _entry(state, http)
         log = entry.extra["log"]
 
         async def replay() -> AsyncGenerator[bytes, None]:
@@ -121,8 +118,7 @@ async def get_response(http: HTTPRequest) -> ASGIApp:
     return EventStream(events, ping_interval=state.config.ping_interval)
 
 
-async def delete_response(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def delete_response(state: ServerState, http: HTTPRequest) -> Response:
     response_id = http.path_params["response_id"]
     record = state.live.get(response_id)
     if record is not None and record.task is not None:
@@ -133,11 +129,10 @@ async def delete_response(http: HTTPRequest) -> Response:
     return JSONBody({"id": response_id, "object": "response", "deleted": True})
 
 
-async def cancel_response(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def cancel_response(state: ServerState, http: HTTPRequest) -> Response:
     record = state.live.get(http.path_params["response_id"])
     if record is None:
-        body = _entry(http).body
+        body = _entry(state, http).body
         if not body["background"]:
             raise BadRequestError("only a response in the background can be cancelled")
         return JSONBody(body)
@@ -148,15 +143,13 @@ async def cancel_response(http: HTTPRequest) -> Response:
     return JSONBody(record.events.response)
 
 
-async def list_input_items(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def list_input_items(state: ServerState, http: HTTPRequest) -> Response:
     record = state.live.get(http.path_params["response_id"])
-    items = record.items if record is not None else _entry(http).extra["items"]
+    items = record.items if record is not None else _entry(state, http).extra["items"]
     return JSONBody(page(items, **read_page(http, default_order="desc")))
 
 
-async def count_input_tokens(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def count_input_tokens(state: ServerState, http: HTTPRequest) -> Response:
     body = await read_object(http)
     if body.get("model") is None:
         body["model"] = state.model
@@ -165,5 +158,5 @@ async def count_input_tokens(http: HTTPRequest) -> Response:
     return JSONBody({"object": "response.input_tokens", "input_tokens": count})
 
 
-async def compact(http: HTTPRequest) -> Response:
+async def compact(state: ServerState, http: HTTPRequest) -> Response:
     raise NotFoundError("/v1/responses/compact is not supported", hint="Use truncation: auto.")

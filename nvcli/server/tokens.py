@@ -40,8 +40,7 @@ def _token_ids(state: ServerState, body: dict[str, Any], fields: Fields) -> list
     return state.tokenizer.encode(text, parse_special=parses is not False)
 
 
-async def tokenize(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def tokenize(state: ServerState, http: HTTPRequest) -> Response:
     body = await read_object(http)
     fields = Fields(body)
     state.check_model(fields.text("model"), is_optional=True)
@@ -81,8 +80,7 @@ def _piece_or_bytes(data: bytes) -> str | list[int]:
         return list(data)
 
 
-async def detokenize(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def detokenize(state: ServerState, http: HTTPRequest) -> Response:
     fields = Fields(await read_object(http))
     state.check_model(fields.text("model"), is_optional=True)
     answer: Response = await prepare(http, lambda: JSONBody(_detokenized(state, fields)))
@@ -105,8 +103,7 @@ def _detokenized(state: ServerState, fields: Fields) -> dict[str, Any]:
     return {"prompt": text, "content": text}
 
 
-async def tokenizer_info(http: HTTPRequest) -> Response:
-    state: ServerState = http.app.state
+async def tokenizer_info(state: ServerState, http: HTTPRequest) -> Response:
     tokenizer = state.tokenizer
     template = tokenizer.chat_template() if tokenizer.has_chat_template else None
     named = tokenizer.named_tokens

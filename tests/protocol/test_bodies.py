@@ -8,6 +8,7 @@ import pytest
 
 from nvcli.errors import ContextLengthError, InvalidParameterError
 from nvcli.protocol import (
+    AnswerHead,
     chat_body,
     completion_body,
     engine_request,
@@ -36,15 +37,7 @@ def output(text: str = "abc", **fields: Any) -> RequestOutput:
 
 
 def body(request: Any, outputs: list[RequestOutput], **fields: Any) -> dict[str, Any]:
-    return chat_body(
-        request,
-        outputs,
-        response_id="chatcmpl-1",
-        created=1,
-        model="m",
-        tokenizer=TOKENIZER,
-        **fields,
-    )
+    return chat_body(request, outputs, AnswerHead("chatcmpl-1", 1, "m"), TOKENIZER, **fields)
 
 
 def test_chat_has_all_required_keys() -> None:
@@ -106,10 +99,8 @@ def completion(request: Any, groups: list[list[RequestOutput]]) -> dict[str, Any
     return completion_body(
         request,
         groups,
-        response_id="cmpl-1",
-        created=1,
-        model="m",
-        tokenizer=TOKENIZER,
+        AnswerHead("cmpl-1", 1, "m"),
+        TOKENIZER,
         prompt_token_ids=[p.token_ids for p in prepare_completion(request, TOKENIZER)],
     )
 
