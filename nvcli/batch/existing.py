@@ -34,7 +34,6 @@ class ExistingOutput:
     num_records: int = 0  # lines that count as finished
     num_errors: int = 0  # of them, failures
     num_dropped: int = 0  # failures that are to be run again
-    is_ordered: bool = True
     last_index: int = -1
 
 
@@ -96,7 +95,6 @@ def scan(
         found.num_records += 1
         found.num_errors += is_error
         found.finished.set(_key(value, on_duplicate))
-        found.is_ordered &= value["index"] > found.last_index
         found.last_index = max(found.last_index, value["index"])
     return found
 

@@ -88,7 +88,6 @@ class BatchOptions:
     limit: int | None = None
     skip: int = 0
     shard: Shard = field(default_factory=Shard)
-    progress: ProgressMode = ProgressMode.AUTO
     stats_json: Path | None = None
     include_thinking: bool = False
     echo: tuple[str, ...] = ()

@@ -40,7 +40,6 @@ class Shell:
     is_over: bool = False
     is_multiline: bool = False  # Enter starts a line; Alt+Enter sends
     attachments: list[str] = field(default_factory=list)  # go before the next message
-    draft: str = ""  # stands in the next input line
     pending: list[Iterator[RequestOutput]] = field(default_factory=list)
     """A turn that a command wants to run; the loop shows it like any other."""
     allowed_tools: set[str] = field(default_factory=set)  # `*`: all of them
