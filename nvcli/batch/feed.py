@@ -19,7 +19,6 @@ from nvcli.batch.prescan import can_prescan
 from nvcli.batch.records import Failure, Record, failed, failure_of, identify, parse_record
 from nvcli.batch.rows import read_rows
 from nvcli.batch.spelling import Teller
-from nvcli.engine.engine import Request
 from nvcli.errors import NvcliError, UsageError
 from nvcli.protocol import (
     ChatRequest,
@@ -29,7 +28,7 @@ from nvcli.protocol import (
     prepare_completion,
 )
 from nvcli.protocol.pooling import EmbeddingRequest, check_dimensions, embedding_prompts
-from nvcli.types import SamplingParams
+from nvcli.protocol.prepare import pooling_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from nvcli.batch.engine import BatchEngine
     from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
+    from nvcli.engine.engine import Request
     from nvcli.text import Tokenizer
 
 logger = logging.getLogger("nvcli")
@@ -106,7 +106,11 @@ class Preparer:
         asked = record.request
         if isinstance(asked, EmbeddingRequest):
             check_dimensions(asked, self._engine.hidden_size)
-            return Prepared(position, record, prompts, _pooling_requests(prompts, position))
+            reads = [
+                pooling_request(f"batch-{position}-{number}", prompt.token_ids)
+                for number, prompt in enumerate(prompts)
+            ]
+            return Prepared(position, record, prompts, reads)
         requests = []
         has_seed = "seed" in asked.sampling
         for number, prompt in enumerate(prompts):
@@ -125,19 +129,6 @@ class Preparer:
                 )
             )
         return Prepared(position, record, prompts, requests)
-
-
-def _pooling_requests(prompts: list[PreparedPrompt], position: int) -> list[Request]:
-    return [
-        Request(
-            request_id=f"batch-{position}-{number}",
-            prompt_token_ids=prompt.token_ids,
-            params=SamplingParams(max_tokens=0),
-            is_streaming=False,
-            pools=(),
-        )
-        for number, prompt in enumerate(prompts)
-    ]
 
 
 def prepare_prompts(

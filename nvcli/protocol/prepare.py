@@ -14,13 +14,13 @@ from nvcli.engine.engine import Request
 from nvcli.errors import ContextLengthError, InvalidParameterError
 from nvcli.protocol.structured import grammar_spec
 from nvcli.protocol.tools import Tools
+from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
     from nvcli.engine.grammar import Grammar, GrammarSpec
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import CompletionRequest, TokenIds
     from nvcli.text import Tokenizer
-    from nvcli.types import SamplingParams
 
 PROBE_CHARACTERS = 16  # a token; four are usual
 MAX_BAD_WORDS = 1024  # each is spelled with and without a blank before it
@@ -135,6 +135,19 @@ def engine_request(
         priority=asked.priority,
         cache_salt=asked.cache_salt,
         grammar=None if prompt.grammar is None else llm.compile_grammar(prompt.grammar),
+    )
+
+
+def pooling_request(
+    request_id: str, prompt_token_ids: list[int], pools: tuple[int, ...] = ()
+) -> Request:
+    """One that reads numbers from a prompt and generates nothing: see `Sequence.pools`."""
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt_token_ids,
+        params=SamplingParams(max_tokens=0),
+        is_streaming=False,
+        pools=pools,
     )
 
 

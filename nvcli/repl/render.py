@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nvcli.repl.blocks import BlockSplitter, draw_block
 from nvcli.repl.screen import ControlFilter, Screen, unbroken
+from nvcli.text.trimmers import NewlineTrimmer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,27 +40,21 @@ class PlainAnswer:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._filter = ControlFilter()
-        self._held = ""
-        self._is_empty = True
+        self._trimmer = NewlineTrimmer()
 
     def feed(self, text: str) -> None:
         self._put(self._filter.feed(text))
 
     def finish(self) -> None:
         self._put(self._filter.flush())
-        if not self._is_empty:
+        if self._trimmer.has_text:
             self._screen.write("\n")
-        self._is_empty, self._held = True, ""
+        self._trimmer = NewlineTrimmer()
 
     def _put(self, text: str) -> None:
-        text = self._held + text
-        body = text.rstrip("\n")
-        self._held = text[len(body) :]
-        if self._is_empty:
-            body = body.lstrip("\n")
-        if body:
-            self._is_empty = False
-            self._screen.write(body)
+        shown = self._trimmer.feed(text)
+        if shown:
+            self._screen.write(shown)
 
 
 class MarkdownAnswer:
@@ -143,8 +138,7 @@ class ThinkingPane:
         self._start: float | None = None
         self._tokens = 0
         self._is_open = False
-        self._held = ""
-        self._has_text = False
+        self._trimmer = NewlineTrimmer()
         self._last_redraw = float("-inf")
 
     def feed(self, text: str, num_tokens: int) -> None:
@@ -164,11 +158,11 @@ class ThinkingPane:
     def change(self, view: ThinkingView) -> None:
         """Folded: what was printed stays, the rest is counted. Shown: from here on."""
         if self._is_open and view is not self._view:
-            if self._view is ThinkingView.FULL and self._has_text:
+            if self._view is ThinkingView.FULL and self._trimmer.has_text:
                 self._screen.write_err("\n")
             elif self._view is ThinkingView.FOLD and self._screen.can_redraw_err:
                 self._screen.write_err("\r\x1b[K")
-            self._has_text, self._held = False, ""
+            self._trimmer = NewlineTrimmer()
         self._view = view
 
     def close(self) -> None:
@@ -180,21 +174,16 @@ class ThinkingPane:
             return
         if self._view is ThinkingView.FULL:
             self._put(self._filter.flush())
-            if self._has_text:
+            if self._trimmer.has_text:
                 self._screen.write_err("\n")
         elif self._screen.can_redraw_err:
             self._screen.write_err("\r\x1b[K")
         self._screen.write_err(f"{self._line('thought')}\n", dim=True)
 
     def _put(self, text: str) -> None:
-        text = self._held + text
-        body = text.rstrip("\n")
-        self._held = text[len(body) :]
-        if not self._has_text:
-            body = body.lstrip("\n")
-        if body:
-            self._has_text = True
-            self._screen.write_err(body, dim=True)
+        shown = self._trimmer.feed(text)
+        if shown:
+            self._screen.write_err(shown, dim=True)
 
     def _line(self, verb: str) -> str:
         elapsed = self._clock() - self._start if self._start is not None else 0.0

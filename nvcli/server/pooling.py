@@ -7,7 +7,6 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nvcli.engine.engine import Request
 from nvcli.protocol import AnswerHead
 from nvcli.protocol.pooling import (
     EmbeddingRequest,
@@ -23,10 +22,10 @@ from nvcli.protocol.pooling import (
     rerank_body,
     score_body,
 )
+from nvcli.protocol.prepare import pooling_request
 from nvcli.server.front import ignore_fields
 from nvcli.server.generate import prepare, run_to_end
 from nvcli.server.json_io import JSONBody, read_object
-from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,23 +36,10 @@ if TYPE_CHECKING:
     from nvcli.server.state import ServerState
 
 
-def _requests(
-    state: ServerState, prompts: list[list[int]], pools: tuple[int, ...]
-) -> list[Request]:
-    params = SamplingParams(max_tokens=0)
-    return [
-        Request(
-            request_id=state.bridge.new_id(),
-            prompt_token_ids=prompt,
-            params=params,
-            is_streaming=False,
-            pools=pools,
-        )
-        for prompt in prompts
-    ]
-
-
-async def _pool(state: ServerState, http: HTTPRequest, requests: list[Request]) -> list[bytes]:
+async def _pool(
+    state: ServerState, http: HTTPRequest, prompts: list[list[int]], pools: tuple[int, ...]
+) -> list[bytes]:
+    requests = [pooling_request(state.bridge.new_id(), prompt, pools) for prompt in prompts]
     outputs = await run_to_end(state, http, requests)
     pooled = [group[0].pooled for group in outputs]
     assert all(data is not None for data in pooled), "a request that pools gives numbers"
@@ -75,7 +61,7 @@ async def create_embeddings(state: ServerState, http: HTTPRequest) -> Response:
 
     request, prompts = await prepare(http, work)
     ignore_fields(http.scope, request.ignored_fields)
-    pooled = await _pool(state, http, _requests(state, prompts, ()))
+    pooled = await _pool(state, http, prompts, ())
     num_tokens = sum(map(len, prompts))
     model = request.model or state.model
     return JSONBody(embedding_body(request, pooled, model=model, num_tokens=num_tokens))
@@ -96,7 +82,7 @@ async def _judge(
 
     request, prompts, ids = await prepare(http, work)
     ignore_fields(http.scope, request.ignored_fields)
-    pooled = await _pool(state, http, _requests(state, prompts, ids))
+    pooled = await _pool(state, http, prompts, ids)
     return request, pooled, sum(map(len, prompts))
 
 

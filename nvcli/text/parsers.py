@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from nvcli.errors import RequestError
 from nvcli.text.detokenizer import IncrementalDetokenizer, StopMatcher
 from nvcli.text.tool_formats import TOOL_FORMATS, CallStatus
-from nvcli.text.trimmers import ContentTrimmer, ReasoningTrimmer
+from nvcli.text.trimmers import ContentTrimmer, NewlineTrimmer
 from nvcli.types import FinishReason, ToolCall
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class OutputRouter:
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self._min_tokens = min_tokens  # stop strings are not looked for in these first tokens
-        self._reasoning = ReasoningTrimmer()
+        self._reasoning = NewlineTrimmer()
         self._content = ContentTrimmer(
             StopMatcher(stop, include=include_stop_str_in_output), hold_newlines=self._parse_tools
         )

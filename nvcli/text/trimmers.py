@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from nvcli.text.detokenizer import StopMatcher
 
 
-class ReasoningTrimmer:
-    """Drops the newlines at both ends of the think block."""
+class NewlineTrimmer:
+    """Drops the newlines at both ends, as of a think block."""
 
     def __init__(self) -> None:
-        self._has_text = False
+        self.has_text = False
         self._newlines = ""
 
     def feed(self, text: str) -> str:
-        if not self._has_text:
+        if not self.has_text:
             text = text.lstrip("\n")
-            self._has_text = bool(text)
+            self.has_text = bool(text)
         text = self._newlines + text
         shown = text.rstrip("\n")
         self._newlines = text[len(shown) :]
