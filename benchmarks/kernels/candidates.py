@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nvcli.kernels import cuts
-from nvcli.kernels.cuts import Skinny, Tiles
+from nvcli.kernels.cuts import DecodeLaunch, Skinny, Tiles
 
 SHARED_BYTES = 200 << 10  # of 227 KB: the norm beside it, or the next product's start
 FEW_PROGRAMS, MANY_PROGRAMS = 48, 264
@@ -74,8 +74,19 @@ def _looped(op: str, tile: int, size: int, weight_rows: int) -> list[Tiles]:
 
 # With three stages (or four) a program has one tile of keys and values on its way, and an SM holds
 # four; with five it has two, and an SM holds three, which come further where few are left.
-DECODE_LAUNCHES = tuple(
-    {"decode_warps": warps, "decode_stages": stages} for warps, stages in ((2, 3), (2, 5), (4, 5))
+DECODE_LAUNCHES = (
+    DecodeLaunch(64, warps=2, stages=3, registers=0),
+    DecodeLaunch(64, warps=2, stages=5, registers=0),
+    DecodeLaunch(64, warps=4, stages=5, registers=0),
+    DecodeLaunch(32, warps=1, stages=5, registers=0),
+)
+# Of programs of one warp, which wait for no other, an SM holds more: what half the bytes want.
+FP8_LAUNCHES = (
+    DecodeLaunch(64, warps=2, stages=3, registers=0),
+    DecodeLaunch(64, warps=2, stages=5, registers=0),
+    DecodeLaunch(32, warps=1, stages=3, registers=0),
+    DecodeLaunch(32, warps=1, stages=5, registers=128),
+    DecodeLaunch(16, warps=1, stages=5, registers=0),
 )
 EARLY_WARPS = (2, 4, 8)
 DECODE_PROGRAMS = {  # an SM, by the largest step that is cut alike: rounds of three and four
@@ -85,6 +96,14 @@ DECODE_PROGRAMS = {  # an SM, by the largest step that is cut alike: rounds of t
     64: (4, 6, 8, 9, 12),
     128: (8, 9, 12, 16, 20),
     256: (8, 12, 16, 20, 24, 32),
+}
+FP8_PROGRAMS = {
+    8: (2, 4, 6, 8),
+    16: (4, 6, 8, 12),
+    32: (4, 8, 12, 16),
+    64: (6, 8, 12, 16, 20),
+    128: (8, 12, 16, 20, 28),
+    256: (12, 16, 20, 28, 40),
 }
 PREFILL = tuple(
     {"prefill_rows": rows, "prefill_keys": keys, "prefill_warps": warps, "prefill_stages": stages}

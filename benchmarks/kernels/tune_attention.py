@@ -3,7 +3,8 @@
 A setting serves all shapes of its group, so it is judged by how far it is behind the best of each,
 on average; the usual one stays where no other is ahead by more than noise. How many programs are
 best depends on how many an SM holds, so each launch of the decode kernel is judged with its own
-best. A row of `kernels.jsonl` has all that was measured.
+best, over a cache of 16 bits and over one of fp8. A row of `kernels.jsonl` has all that was
+measured.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.kernels.table import NOISE
 from benchmarks.rows import write_row
 from nvcli.kernels import tuned
 from nvcli.kernels.compiling import compiled_only
-from nvcli.kernels.cuts import Attention, Split
+from nvcli.kernels.cuts import Attention, DecodeLaunch, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -62,6 +63,14 @@ def tune_attention(is_time_left: IsTimeLeft, say: Say) -> dict[str, Any] | None:
         metrics[what] = [[difference(one, best), times[one]] for one in times]
         return found
 
+    def with_fp8(best: Attention) -> Attention:
+        try:
+            bodies = {limit: decode_bodies(limit, fp8=True) for limit in DECODE}
+            return tune_decode(best, bodies, metrics, is_time_left, say, is_fp8=True)
+        except NoTimeError:
+            say("no time for all of attention over an fp8 cache: it keeps its settings")
+            return best
+
     try:
         compile_all(usual, say)
         bodies = {limit: decode_bodies(limit) for limit in DECODE}
@@ -73,6 +82,8 @@ def tune_attention(is_time_left: IsTimeLeft, say: Say) -> dict[str, Any] | None:
         prefill = {f"{rows}x{n}": prefill_layer(rows, n) for rows, n in PREFILL}
         tried = [replace(found, **setting) for setting in candidates.PREFILL]
         found = try_out("prefill", prefill, tried, found)
+        del prefill
+        found = with_fp8(found)
     except NoTimeError:
         say("no time for all of attention: it keeps its settings")
         return None
@@ -88,32 +99,56 @@ def tune_decode(
     metrics: dict[str, Any],
     is_time_left: IsTimeLeft,
     say: Say,
+    *,
+    is_fp8: bool = False,
 ) -> Attention:
     """Each launch of the decode kernel with the best cut of each group, then the best launch."""
-    first = {"decode_warps": usual.decode_warps, "decode_stages": usual.decode_stages}
-    launches = {tuple(one.values()): one for one in (first, *candidates.DECODE_LAUNCHES)}
+    kind = "decode, fp8" if is_fp8 else "decode"
+    tried = candidates.FP8_LAUNCHES if is_fp8 else candidates.DECODE_LAUNCHES
+    programs = candidates.FP8_PROGRAMS if is_fp8 else candidates.DECODE_PROGRAMS
     with_own: dict[Attention, Times] = {}
-    for (warps, stages), launch in launches.items():
+    for launch in dict.fromkeys((usual.decode(is_fp8=is_fp8), *tried)):
         splits: list[tuple[int, Split]] = []
         own: Times = {}
         for limit, shapes in bodies.items():
-            before = usual.split(limit)
-            numbers = {before.even, before.uneven, *candidates.DECODE_PROGRAMS[limit]}
+            before = usual.split(limit, is_fp8=is_fp8)
+            numbers = {before.even, before.uneven, *programs[limit]}
             settings = {
-                n: replace(usual, **launch, splits=((1, Split(n, n)),)) for n in sorted(numbers)
+                n: with_launch(usual, launch, ((1, Split(n, n)),), is_fp8=is_fp8)
+                for n in sorted(numbers)
             }
             times = sweep(shapes, settings, is_time_left)
             split = choose_split(times, before)
             splits.append((limit, split))
             chosen = {s: times[split.even if is_even(s) else split.uneven][s] for s in shapes}
             own |= chosen
-            what = f"decode, {limit} rows, {warps} warps, {stages} stages"
+            what = f"{kind}, {limit} rows, {launch_name(launch)}"
             say(f"{what}: {split.even} and {split.uneven} programs an SM {chosen}")
             metrics[what] = [[n, times[n]] for n in times]
-        with_own[replace(usual, **launch, splits=tuple(splits))] = own
+        with_own[with_launch(usual, launch, tuple(splits), is_fp8=is_fp8)] = own
     found = choose(with_own, next(iter(with_own)))
-    say(f"decode: {found.decode_warps} warps, {found.decode_stages} stages")
+    say(f"{kind}: {launch_name(found.decode(is_fp8=is_fp8))}")
     return found
+
+
+def with_launch(
+    usual: Attention,
+    launch: DecodeLaunch,
+    splits: tuple[tuple[int, Split], ...],
+    *,
+    is_fp8: bool,
+) -> Attention:
+    kind = "fp8" if is_fp8 else "decode"
+    values = {f"{kind}_{name}": value for name, value in asdict(launch).items()}
+    if is_fp8:
+        return replace(usual, **values, fp8_splits=splits)
+    assert values.pop("decode_registers") == 0, "a setting of an fp8 cache alone"
+    return replace(usual, **values, splits=splits)
+
+
+def launch_name(launch: DecodeLaunch) -> str:
+    name = f"{launch.tile} keys, {launch.warps} warps, {launch.stages} stages"
+    return f"{name}, {launch.registers} registers" if launch.registers else name
 
 
 def choose_split(times: dict[int, Times], before: Split) -> Split:
@@ -131,20 +166,26 @@ def choose_split(times: dict[int, Times], before: Split) -> Split:
 
 
 def compile_all(usual: Attention, say: Say) -> None:
-    settings = [replace(usual, **s) for s in (*candidates.DECODE_LAUNCHES, *candidates.PREFILL)]
+    settings = [usual, *(replace(usual, **setting) for setting in candidates.PREFILL)]
     settings += [replace(usual, early_warps=warps) for warps in candidates.EARLY_WARPS]
+    settings += [
+        with_launch(usual, launch, usual.splits, is_fp8=is_fp8)
+        for is_fp8 in (False, True)
+        for launch in (candidates.FP8_LAUNCHES if is_fp8 else candidates.DECODE_LAUNCHES)
+    ]
     with compiled_only(torch.device("cuda", 0)) as kernels:
-        for one in [usual, *settings]:
+        for one in settings:
             use(one)
             for rows in (1, 8, 64):  # without a plan, with one that is not sorted, and sorted
                 decode_layers(rows, 16).body()
+                decode_layers(rows, 16, fp8=True).body()
             prefill_layer(1, 128).body()
     say(f"{len(kernels)} kernels of attention compiled")
 
 
-def decode_bodies(limit: int) -> Bodies:
+def decode_bodies(limit: int, *, fp8: bool = False) -> Bodies:
     return {
-        shape_name(rows, keys, spread): decode_layers(rows, keys, spread=spread)
+        shape_name(rows, keys, spread): decode_layers(rows, keys, spread=spread, fp8=fp8)
         for rows, keys, spread in DECODE[limit]
     }
 

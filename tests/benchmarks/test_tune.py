@@ -221,7 +221,7 @@ def test_shapes_of_attention_are_what_their_names_say(limit: int) -> None:
     """Each is cut as its group is, and as rows of one length are where its name says so."""
     limits = list(tune_attention.DECODE)
     least = limits[limits.index(limit) - 1] + 1 if limit != limits[0] else 1
-    assert limits == list(candidates.DECODE_PROGRAMS)
+    assert limits == list(candidates.DECODE_PROGRAMS) == list(candidates.FP8_PROGRAMS)
     for shape in tune_attention.DECODE[limit]:
         rows, keys, spread = shape
         assert least <= rows <= limit
@@ -232,22 +232,29 @@ def test_shapes_of_attention_are_what_their_names_say(limit: int) -> None:
         assert not tune_attention.is_early(name, replace(ATTENTION, early_rows=rows - 1))
 
 
-def test_a_launch_is_judged_with_its_own_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four warps are slow with the cut of two, and fast with another."""
-    usual = replace(ATTENTION, decode_warps=2, decode_stages=3)
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_a_launch_is_judged_with_its_own_cut(monkeypatch: pytest.MonkeyPatch, is_fp8: bool) -> None:
+    """One launch is slow with the cut of the usual, and fast with another."""
+    fast = (candidates.FP8_LAUNCHES if is_fp8 else candidates.DECODE_LAUNCHES)[2]
+    usual = ATTENTION
+    assert usual.decode(is_fp8=is_fp8) != fast
 
     def time_of(body: Any, replays: int) -> float:
         now = tuned.attention(torch.device("cpu"))
-        has_own = now.split(1) == Split(6, 6)
-        return (5e-6 if has_own else 9e-6) if now.decode_warps == 4 else 7e-6 + has_own * 1e-6
+        has_own = now.split(1, is_fp8=is_fp8) == Split(6, 6)
+        is_fast = now.decode(is_fp8=is_fp8) == fast
+        return (5e-6 if has_own else 9e-6) if is_fast else 7e-6 + has_own * 1e-6
 
     monkeypatch.setattr(tune_attention, "seconds_in_graph", time_of)
     monkeypatch.setattr(tuned, "attention", tuned.attention)
     layers = tune_attention.Layers(lambda: None, torch.nn.Module())  # type: ignore[arg-type]
     bodies = {8: {"8x400": layers}}
-    found = tune_attention.tune_decode(usual, bodies, {}, lambda: True, lambda text: None)
-    assert (found.decode_warps, found.decode_stages) == (4, 5)
-    assert found.splits == ((8, Split(6, 6)),)
+    ends = (lambda: True, lambda text: None)
+    found = tune_attention.tune_decode(usual, bodies, {}, *ends, is_fp8=is_fp8)
+    assert found.decode(is_fp8=is_fp8) == fast
+    assert (found.fp8_splits if is_fp8 else found.splits) == ((8, Split(6, 6)),)
+    assert found.decode(is_fp8=not is_fp8) == usual.decode(is_fp8=not is_fp8)
+    assert (found.splits if is_fp8 else found.fp8_splits) == (usual.splits if is_fp8 else ())
 
 
 def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +264,7 @@ def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyP
         body()
         return 1e-6
 
-    def layers(*args: int, spread: int = 0) -> Any:
+    def layers(*args: int, spread: int = 0, fp8: bool = False) -> Any:
         batch = torch.nn.Module()
         return tune_attention.Layers(
             lambda: used.append(tuned.attention(torch.device("cpu"))), batch, num_layers=2
@@ -273,23 +280,31 @@ def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyP
     ask, said = tuned.attention, []
     found = tune_attention.tune_attention(lambda: True, said.append)
     splits = tuple((limit, ATTENTION.split(limit)) for limit in tune_attention.DECODE)
-    assert found == asdict(replace(ATTENTION, splits=splits)), "all are as fast: as it was"
+    same = replace(ATTENTION, splits=splits, fp8_splits=splits)
+    assert found == asdict(same), "all are as fast: as it was"
     assert tuned.attention is ask
-    for name in ("decode_warps", "early_warps", "prefill_keys"):
+    for name in ("decode_warps", "early_warps", "prefill_keys", "fp8_tile", "fp8_registers"):
         assert len({getattr(one, name) for one in used}) > 1, "nothing else was tried"
-    launches = {tuple(one.values()) for one in candidates.DECODE_LAUNCHES}
-    assert {(one.decode_warps, one.decode_stages) for one in used} == launches
-    for numbers in candidates.DECODE_PROGRAMS.values():
-        assert {one.split(1) for one in used} >= {Split(n, n) for n in numbers}
-    assert set(rows[0]["metrics"]) == {
-        *(
-            f"decode, {limit} rows, {warps} warps, {stages} stages"
+    names = {"decode, early", "prefill"}
+    for is_fp8, kind, launches, programs in (
+        (False, "decode", candidates.DECODE_LAUNCHES, candidates.DECODE_PROGRAMS),
+        (True, "decode, fp8", candidates.FP8_LAUNCHES, candidates.FP8_PROGRAMS),
+    ):
+        assert {one.decode(is_fp8=is_fp8) for one in used} == set(launches)
+        assert len(set(launches)) == len(launches)
+        for numbers in programs.values():
+            assert {one.split(1, is_fp8=is_fp8) for one in used} >= {Split(n, n) for n in numbers}
+        names |= {
+            f"{kind}, {limit} rows, {tune_attention.launch_name(launch)}"
             for limit in tune_attention.DECODE
-            for warps, stages in launches
-        ),
-        "decode, early",
-        "prefill",
-    }
+            for launch in launches
+        }
+    assert set(rows[0]["metrics"]) == names
+    num_used = len(used)
     assert tune_attention.tune_attention(lambda: len(used) % 50 != 0, said.append) is None
     assert tuned.attention is ask
     assert said[-1].startswith("no time for all of attention")
+    used.clear()
+    found = tune_attention.tune_attention(lambda: len(used) < num_used - 5, said.append)
+    assert found == asdict(replace(ATTENTION, splits=splits)), "what was done before counts"
+    assert said[-1].startswith("no time for all of attention over an fp8 cache")
