@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pydantic
 import pytest
-from anthropic import Anthropic
 
 from nvcli.protocol.messages import parse_messages_request
 from nvcli.server.config import ServerConfig
 from tests.server.conftest import Serve, Served
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic  # takes two seconds: only where it is used
 
 PATH = "/v1/messages"
 USER: Any = [{"role": "user", "content": "hi"}]
@@ -26,6 +27,8 @@ THINK = "<think>\nhm\n</think>\n\n"
 
 @pytest.fixture
 def connect(serve: Serve) -> Any:
+    from anthropic import Anthropic
+
     clients: list[Anthropic] = []
 
     def start(answer: str, **options: Any) -> tuple[Anthropic, Served]:
@@ -157,6 +160,8 @@ def test_ends(connect: Any) -> None:
     ],
 )
 def test_bad_requests(connect: Any, fields: dict[str, Any]) -> None:
+    import anthropic
+
     client, _ = connect("x")
     with pytest.raises(anthropic.BadRequestError) as caught:
         create(client, **fields)
@@ -167,6 +172,8 @@ def test_bad_requests(connect: Any, fields: dict[str, Any]) -> None:
 
 
 def test_a_result_of_no_call_is_named(connect: Any) -> None:
+    import anthropic
+
     client, _ = connect("x")
     result = {"type": "tool_result", "tool_use_id": "nope", "content": "x"}
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[1\].content\[0\].tool_use_id"):
@@ -215,6 +222,8 @@ def test_models(connect: Any) -> None:
 
 
 def test_other_errors(connect: Any) -> None:
+    import anthropic
+
     client, _ = connect("x")
     with pytest.raises(anthropic.NotFoundError):
         create(client, model="other")
@@ -226,6 +235,8 @@ def test_other_errors(connect: Any) -> None:
 
 
 def test_a_failure_in_the_middle_is_an_error_event(connect: Any) -> None:
+    import anthropic
+
     steps = iter(range(1000))
     client, served = connect("Hello!", fail_when=lambda _: next(steps) > 4)
     with pytest.raises(anthropic.APIError):

@@ -7,10 +7,9 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import OpenAI
 
 from nvcli.errors import EngineClosedError, UsageError
 from nvcli.server import batch_object
@@ -21,6 +20,9 @@ from nvcli.server.errors import NotFoundError
 from nvcli.server.files import FileStore
 from tests.server.conftest import Serve, Served
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from openai import OpenAI  # takes a second: only where it is used
 
 CHAT = "/v1/chat/completions"
 
@@ -37,6 +39,8 @@ def as_jsonl(records: list[Any]) -> bytes:
 
 @pytest.fixture
 def client_of() -> Iterator[Any]:
+    from openai import OpenAI
+
     clients: list[OpenAI] = []
 
     def make(served: Served) -> OpenAI:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests.server.conftest import DEFAULTS, Serve, Served
 from tests.server.test_mcp import Turns, call, prompt_of, serve_mcp, tool, turns
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 CHAT = "/v1/chat/completions"
 __all__ = ["turns"]  # the fixture
 

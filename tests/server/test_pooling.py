@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from openai import OpenAI
-from transformers import AutoModelForCausalLM
 
 from nvcli.llm import LLM
 from nvcli.server.config import ServerConfig
@@ -66,6 +64,8 @@ def served(folder: Path, request: Any) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -170,6 +170,8 @@ def test_an_input_that_does_not_fit(served: Served) -> None:
 
 
 def test_the_openai_client_which_asks_for_base64(served: Served) -> None:
+    from openai import OpenAI
+
     # Strict validation knows only lists of numbers, and base64 is what the client asks for itself.
     for is_strict in (False, True):
         client = OpenAI(

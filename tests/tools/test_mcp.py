@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from nvcli.tools import Toolbox
 from nvcli.tools.mcp import open_servers, read_servers
 from tests.waiting import PATIENCE_S
 
-pytest.importorskip("mcp")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 SERVER = str(Path(__file__).parent / "example_server.py")
 
 
