@@ -222,7 +222,7 @@ def run_lane(lane: Lane, gpus: Gpus, folder: Path, seconds: float) -> None:
 
 def run_job(job: Job, gpus: list[str], folder: Path, seconds: float) -> None:
     """Run to its end or its limit; what it started ends with it."""
-    left = min(job.limit_s, seconds - (time.monotonic() - START))
+    left = seconds - (time.monotonic() - START)
     if left < 5:
         say(f"{job.name}: left out, no time")
         return
@@ -240,7 +240,7 @@ def run_job(job: Job, gpus: list[str], folder: Path, seconds: float) -> None:
             start_new_session=True,
         )
         try:
-            how = f"exit {process.wait(left)}"
+            how = f"exit {process.wait(min(left, job.limit_s))}"
         except subprocess.TimeoutExpired:
             how = "cut off"
         end_group(process)

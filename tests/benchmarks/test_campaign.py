@@ -67,7 +67,7 @@ def test_a_job_ends_at_its_limit_with_its_children(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     now = time.monotonic() - campaign.START
-    for limit in limits(6.0):
+    for limit in limits(1.0):
         jobs = [Job("stuck", "stuck", limit_s=limit), Job("after", "this"), Job("late", "this")]
         run_lane(Lane(jobs[:1]), Gpus(["0"]), tmp_path, now + 3600)
         if "child" in (tmp_path / "stuck").read_text():  # it had come so far

@@ -45,8 +45,8 @@ def weights(tmp_path: Path) -> Weights:
 
 @pytest.fixture
 def all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a place that might become free: none does."""
-    monkeypatch.setattr(cluster_actors, "_ROOM_S", 0.0)
+    """Nobody waits long for a place that might become free: none does."""
+    monkeypatch.setattr(cluster_actors, "_ROOM_S", 0.3)
 
 
 def actors(engine: ReplicatedEngine) -> list[Any]:

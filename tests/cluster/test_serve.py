@@ -150,14 +150,3 @@ def test_two_servers_with_replicas_on_one_machine(tmp_path: Path) -> None:
         assert not (tmp_path / ".ray").exists()  # a token of its own, in no file
         for line in (*first.errors, *second.errors):  # no library speaks
             assert line.startswith("serving ") or line.endswith(" s"), line
-
-
-def test_sighup_without_room_needs_another_replica(tmp_path: Path) -> None:
-    """A Ray of one CPU: the only replica goes on."""
-    environment = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 1}', "HOME": str(tmp_path)}
-    with ServeProcess(tmp_path / "ready.json", "--replicas", "1", **environment) as server:
-        client = server.wait_ready()
-        server.process.send_signal(signal.SIGHUP)
-        server.wait_for("could not be replaced: it is the only one that answers")
-        assert stream_chat(client, "What is 2 + 2?")[1] == "stop"
-        assert server.end() == 0, server.errors

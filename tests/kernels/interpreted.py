@@ -65,6 +65,8 @@ def hurry() -> None:
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     _patch_language_once()
     _keep_numpy_types()
+    _keep_shapes()
+    _reduce_xor_at_once()
 
 
 def _patch_language_once() -> None:
@@ -106,6 +108,56 @@ def _keep_numpy_types() -> None:
         return pointer if isinstance(element, tl.pointer_type) else find(element)
 
     interpreter._get_np_dtype = of
+
+
+def _keep_shapes() -> None:
+    """Every tensor and every type of one has objects of its own that say its shape, and they make
+    others for what they hold. Those of equal shape say the same, and nothing changes them."""
+    language: Any = importlib.import_module("triton.language.core")
+    make_type, make_tensor = language.block_type.__init__, language.tensor.__init__
+    of_types: dict[tuple[int, ...], tuple[Any, int]] = {}
+    of_tensors: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    def plain(values: Any) -> tuple[int, ...]:
+        return tuple([v.value if isinstance(v, tl.constexpr) else v for v in values])
+
+    def new_type(self: Any, element_ty: Any, shape: Any) -> None:
+        kept = of_types.get(key := plain(shape))
+        if kept is None:
+            make_type(self, element_ty, shape)
+            of_types[key] = self.shape, self.numel
+            return
+        self.element_ty = element_ty
+        self.shape, self.numel = kept
+        self.name = f"<{self.shape}, {element_ty}>"
+
+    def new_tensor(self: Any, handle: Any, kind: Any) -> None:
+        if not kind.is_block():
+            make_tensor(self, handle, kind)
+            return
+        kept = of_tensors.get(key := plain(kind.shape))
+        if kept is None:
+            make_tensor(self, handle, kind)
+            of_tensors[key] = self.shape, self.numel
+            return
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.shape, self.numel = kept
+
+    language.block_type.__init__, language.tensor.__init__ = new_type, new_tensor
+
+
+def _reduce_xor_at_once() -> None:
+    """Triton's sort is made of them, and the interpreter goes from element to element."""
+    reduce = interpreter.ReduceOps.apply_impl
+
+    def apply(self: Any, values: Any) -> Any:
+        if self.combine_fn is not tl.standard._xor_combine or self.axis is None:
+            return reduce(self, values)
+        (value,) = values
+        found = numpy.bitwise_xor.reduce(value.handle.data, axis=self.axis, keepdims=self.keep_dims)
+        return self.to_tensor(found, value.dtype)
+
+    interpreter.ReduceOps.apply_impl = apply
 
 
 if __name__ == "__main__":
