@@ -41,7 +41,59 @@ if TYPE_CHECKING:
 SUBMITTED_TOGETHER = 64
 
 
-class LLM:
+class Described:
+    """What is known of a loaded model wherever its engine runs: text to ids, default parameters,
+    grammars."""
+
+    config: EngineConfig
+    model_name: str
+    model_config: Any  # at least its `sampling_defaults`
+    vocab_size: int  # token ids that may be used: the tokenizer's, which a model is padded beyond
+    eos_token_ids: frozenset[int]
+    _tokenizer: Tokenizer | None
+    _grammars: GrammarCompiler | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises `TokenizerError` where the model folder has none (`--load-format dummy`)."""
+        if self._tokenizer is None:
+            raise TokenizerError(
+                f"{self.model_name} has no tokenizer", hint="Give the prompt as token ids."
+            )
+        return self._tokenizer
+
+    @property
+    def supports_thinking(self) -> bool:
+        return self._tokenizer is not None and self._tokenizer.end_think_id is not None
+
+    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
+        """Sampling parameters: `overrides` that are not None, over the checkpoint's
+        generation_config, over Qwen3's values. A Qwen3 checkpoint whose generation_config holds the
+        values for thinking gets those for plain answers when thinking is off.
+
+        Raises `InvalidParameterError` for an unknown name or a value out of range.
+        """
+        recommended: dict[str, Any] = {}
+        if self.config.generation_config == "auto":
+            recommended = recommended_sampling(
+                self.model_config.sampling_defaults,
+                can_think=self.supports_thinking,
+                enable_thinking=enable_thinking,
+            )
+        return make_sampling(recommended, overrides)
+
+    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
+        """A grammar for requests; the last ones are remembered. Raises `GrammarError`."""
+        if self._grammars is None:
+            from nvcli.engine.grammar import GrammarCompiler
+
+            self._grammars = GrammarCompiler(
+                self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids
+            )
+        return self._grammars.compile(spec)
+
+
+class LLM(Described):
     """Raises `ModelError`s while loading and `RequestError`s from the calls."""
 
     def __init__(
@@ -69,15 +121,17 @@ class LLM:
         if config is not None:
             given = config.replace(**{k: v for k, v in options.items() if v is not None})
         self.config = given
+        self.model_name = given.model
         folder = resolve_model(given.model)
         self.folder = folder
         self.model_config: ModelConfig = ModelConfig.from_hf(folder)
-        self._tokenizer = _load_tokenizer(folder, is_optional=given.load_format == "dummy")
+        self._tokenizer = load_tokenizer(folder, is_optional=given.load_format == "dummy")
         vocab_size = self.model_config.vocab_size
         eos_token_ids = frozenset(self.model_config.eos_token_ids)
         if self._tokenizer is not None:
             vocab_size = min(vocab_size, self._tokenizer.size)
             eos_token_ids |= frozenset(self._tokenizer.eos_token_ids)
+        self.vocab_size, self.eos_token_ids = vocab_size, eos_token_ids
         self._runner = make_device(folder, self.model_config, given, vocab_size=vocab_size)
         engine = Engine(
             self._runner,
@@ -96,13 +150,8 @@ class LLM:
         else:
             self._thread = EngineThread(engine)
         self._request_ids = itertools.count()
-        self._grammars: GrammarCompiler | None = None
 
     # --- what was loaded --------------------------------------------------------------------------
-
-    @property
-    def model_name(self) -> str:
-        return self.config.model
 
     @property
     def is_demo(self) -> bool:
@@ -115,15 +164,6 @@ class LLM:
     @property
     def max_num_seqs(self) -> int:
         return self._runner.max_num_seqs
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids that may be used: the tokenizer's, which a model may be padded beyond."""
-        return self._runner.vocab_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self._engine.eos_token_ids
 
     @property
     def is_alive(self) -> bool:
@@ -139,19 +179,6 @@ class LLM:
     def startup(self) -> StartupReport:
         return self._runner.startup
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Raises `TokenizerError` where the model folder has none (`--load-format dummy`)."""
-        if self._tokenizer is None:
-            raise TokenizerError(
-                f"{self.model_name} has no tokenizer", hint="Give the prompt as token ids."
-            )
-        return self._tokenizer
-
-    @property
-    def supports_thinking(self) -> bool:
-        return self._tokenizer is not None and self._tokenizer.end_think_id is not None
-
     def watch_steps(self, callback: Callable[[StepPlan, float, float], None] | None) -> None:
         """Call `callback(plan, start, end)` after each step, on the engine's thread; None: stop."""
         self._engine.watch_steps(callback)
@@ -160,22 +187,6 @@ class LLM:
         return self._engine.stats()
 
     # --- text and parameters ----------------------------------------------------------------------
-
-    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
-        """Sampling parameters: `overrides` that are not None, over the checkpoint's
-        generation_config, over Qwen3's values. A Qwen3 checkpoint whose generation_config holds the
-        values for thinking gets those for plain answers when thinking is off.
-
-        Raises `InvalidParameterError` for an unknown name or a value out of range.
-        """
-        recommended: dict[str, Any] = {}
-        if self.config.generation_config == "auto":
-            recommended = recommended_sampling(
-                self.model_config.sampling_defaults,
-                can_think=self.supports_thinking,
-                enable_thinking=enable_thinking,
-            )
-        return make_sampling(recommended, overrides)
 
     def count_tokens(self, text: str) -> int:
         return len(self.tokenizer.encode(text))
@@ -189,16 +200,6 @@ class LLM:
     ) -> str:
         """The exact text the model reads for `messages`. Raises `TemplateError`."""
         return self.tokenizer.render(messages, tools=tools, enable_thinking=enable_thinking)
-
-    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
-        """A grammar for requests; the last ones are remembered. Raises `GrammarError`."""
-        if self._grammars is None:
-            from nvcli.engine.grammar import GrammarCompiler
-
-            self._grammars = GrammarCompiler(
-                self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=self._engine.eos_token_ids
-            )
-        return self._grammars.compile(spec)
 
     # --- generation -------------------------------------------------------------------------------
 
@@ -425,7 +426,8 @@ class LLM:
         self.close()
 
 
-def _load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:
+def load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:
+    """None where the folder has none and that is allowed. Raises `TokenizerError`."""
     from nvcli.text import Tokenizer
 
     try:

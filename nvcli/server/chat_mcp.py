@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
 
-from nvcli.protocol import AnswerHead, engine_request, prepare_chat
+from nvcli.protocol import AnswerHead, prepare_chat
 from nvcli.protocol.response_events import ResponseEvents
 from nvcli.protocol.response_items import to_messages
 from nvcli.protocol.responses import ResponsesRequest
 from nvcli.server.errors import TimeoutExceededError
-from nvcli.server.generate import outputs_of, start
+from nvcli.server.generate import outputs_of, start, turn_request
 from nvcli.server.response_mcp import McpSession
 from nvcli.types import FinishReason
 
@@ -100,17 +100,7 @@ class _Turns:
         prompt = prepare_chat(
             chat, state.tokenizer, enable_thinking=state.config.enable_thinking, max_model_len=limit
         )
-        sampling = dict(chat.sampling)
-        if sampling.get("max_tokens") is not None:
-            sampling["max_tokens"] -= self._events.num_output_tokens
-        return engine_request(
-            state.llm,
-            prompt,
-            chat,
-            request_id=state.bridge.new_id(),
-            is_streaming=True,
-            sampling=sampling,
-        )
+        return turn_request(state, chat, prompt, self._events.num_output_tokens)
 
     def _shown(self, output: RequestOutput) -> RequestOutput:
         calls = tuple(filter(None, map(self._client_call, output.tool_calls)))

@@ -8,67 +8,35 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from nvcli.engine.engine import Engine, EngineStats
-from nvcli.engine.grammar import GrammarCompiler
-from nvcli.errors import TokenizerError
-from nvcli.llm import LLM
-from nvcli.text import Tokenizer
+from nvcli.llm import Described, load_tokenizer
 
 if TYPE_CHECKING:
     from nvcli.config import EngineConfig
-    from nvcli.engine.grammar import Grammar, GrammarSpec
     from nvcli.engine.step import StepDevice
-    from nvcli.types import SamplingParams
+    from nvcli.text import Tokenizer
 
 
-class DescribedEngine:
+class DescribedEngine(Described):
     """`info` is what `engine_worker.describe` told over there."""
 
     def __init__(self, config: EngineConfig, info: dict[str, Any]) -> None:
         self.config = config
-        self.model_name: str = info["model_name"]
+        self.model_name = info["model_name"]
         self.max_model_len: int = info["max_model_len"]
         self._max_num_seqs: int = info["max_num_seqs"]
-        self.vocab_size: int = info["vocab_size"]
+        self.vocab_size = info["vocab_size"]
         self.hidden_size: int = info["hidden_size"]
-        self._eos_token_ids = frozenset(info["eos_token_ids"])
+        self.eos_token_ids = frozenset(info["eos_token_ids"])
         self._stats = EngineStats(*info["stats"])
-        self._tokenizer: Tokenizer | None = None
-        try:
-            self._tokenizer = Tokenizer.from_folder(info["folder"])
-        except TokenizerError:
-            if config.load_format != "dummy":
-                raise
+        is_optional = config.load_format == "dummy"
+        self._tokenizer = load_tokenizer(info["folder"], is_optional=is_optional)
         self.model_config = SimpleNamespace(sampling_defaults=info["sampling_defaults"])
         self.startup = SimpleNamespace(stage_s=info["stage_s"], device=info["device"])
-        self._compiler: GrammarCompiler | None = None
         self._checks = RequestChecks(info, self._stats, self._tokenizer)
 
     @property
     def max_num_seqs(self) -> int:
         return self._max_num_seqs
-
-    @property
-    def supports_thinking(self) -> bool:
-        return self._tokenizer is not None and self._tokenizer.end_think_id is not None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Raises `TokenizerError` where the model folder has none (`--load-format dummy`)."""
-        if self._tokenizer is None:
-            raise TokenizerError(
-                f"{self.model_name} has no tokenizer", hint="Give the prompt as token ids."
-            )
-        return self._tokenizer
-
-    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
-        return LLM.sampling(cast("LLM", self), enable_thinking=enable_thinking, **overrides)
-
-    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
-        if self._compiler is None:
-            self._compiler = GrammarCompiler(
-                self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=self._eos_token_ids
-            )
-        return self._compiler.compile(spec)
 
 
 class RequestChecks(Engine):

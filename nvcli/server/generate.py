@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
+from nvcli.protocol import engine_request
 from nvcli.server.errors import TimeoutExceededError
 from nvcli.server.sse import wait_for_disconnect
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HTTPRequest
 
     from nvcli.engine.engine import Request
+    from nvcli.protocol import ChatRequest, PreparedPrompt
     from nvcli.server.bridge import OutputGroups
     from nvcli.server.state import ServerState
     from nvcli.types import RequestOutput
@@ -37,6 +39,19 @@ async def prepare(http: HTTPRequest, work: Callable[[], Any], *, is_slow: bool =
         return work()
     state: ServerState = http.app.state
     return await state.in_thread(work, num_bytes=num_bytes)
+
+
+def turn_request(
+    state: ServerState, chat: ChatRequest, prompt: PreparedPrompt, num_spent: int = 0
+) -> Request:
+    """One turn of the model. `num_spent`: tokens of the limit that earlier turns have used."""
+    sampling = dict(chat.sampling)
+    if sampling.get("max_tokens") is not None:
+        sampling["max_tokens"] -= num_spent
+    request_id = state.bridge.new_id()
+    return engine_request(
+        state.llm, prompt, chat, request_id=request_id, is_streaming=True, sampling=sampling
+    )
 
 
 def start(

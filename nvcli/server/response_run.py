@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from starlette.concurrency import run_in_threadpool
 
 from nvcli.errors import ContextLengthError, InvalidParameterError, NvcliError
-from nvcli.protocol import AnswerHead, engine_request, prepare_chat
+from nvcli.protocol import AnswerHead, prepare_chat
 from nvcli.protocol.response_events import ResponseEvents
 from nvcli.protocol.response_items import check_outputs, read_items, to_messages
 from nvcli.protocol.responses import ResponsesRequest, parse_responses
 from nvcli.protocol.tools import Tools
 from nvcli.server.errors import PreviousResponseError, TimeoutExceededError, as_error
-from nvcli.server.generate import outputs_of, start
+from nvcli.server.generate import outputs_of, start, turn_request
 from nvcli.server.json_io import dumps
 from nvcli.server.response_mcp import McpSession, check_approvals
 
@@ -127,25 +127,7 @@ def make_job(state: ServerState, body: dict[str, Any]) -> Job:
     if request.mcp and not chat.tools.definitions:
         chat = replace(chat, tools=Tools())  # what can be forced is not known yet
     prompt = _render(state, request, chat, items)
-    return Job(request, items, prompt, _engine_request(state, request, prompt))
-
-
-def _engine_request(
-    state: ServerState, request: ResponsesRequest, prompt: PreparedPrompt, num_spent: int = 0
-) -> Request:
-    """`num_spent`: tokens of the limit that earlier turns have used."""
-    chat = request.chat
-    sampling = dict(chat.sampling)
-    if num_spent and sampling.get("max_tokens") is not None:
-        sampling["max_tokens"] -= num_spent
-    return engine_request(
-        state.llm,
-        prompt,
-        chat,
-        request_id=state.bridge.new_id(),
-        is_streaming=True,
-        sampling=sampling,
-    )
+    return Job(request, items, prompt, turn_request(state, request.chat, prompt))
 
 
 def _render(
@@ -261,7 +243,7 @@ async def _turns(state: ServerState, job: Job, record: Record, session: McpSessi
 
         def prepare(chat: ChatRequest = chat, items: list[dict[str, Any]] = items) -> Request:
             prompt = _render(state, request, chat, items, session.names)
-            return _engine_request(state, request, prompt, events.num_output_tokens)
+            return turn_request(state, chat, prompt, events.num_output_tokens)
 
         engine = await run_in_threadpool(prepare)
         events.begin_turn()
