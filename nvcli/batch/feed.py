@@ -165,7 +165,9 @@ class Feed:
         self._existing = existing
         self._preparer = preparer
         self._put = put
-        self._teller = None if can_prescan(options.input) else Teller(self._warn)  # it has told
+        self._teller = None  # where the pre-scan has told
+        if not can_prescan(options.input):
+            self._teller = Teller(lambda text: put(Warned(text)))
         self._slots = threading.Semaphore(window)
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="nvcli-batch-feed", daemon=True)
@@ -181,9 +183,6 @@ class Feed:
         """Read no more. The thread may hang in a read; it is left behind at exit."""
         self._is_stopped = True
         self._slots.release()
-
-    def _warn(self, text: str) -> None:
-        self._put(Warned(text))
 
     def _run(self) -> None:
         end = FeedEnd()

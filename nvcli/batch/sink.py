@@ -61,15 +61,12 @@ class LineSink:
                 except BlockingIOError:
                     select.select([], [self._fd], [])
         except OSError as error:
-            self._cut_back()
+            if self._is_regular:  # no half line stays
+                os.ftruncate(self._fd, self._size)
             if error.errno == errno.EPIPE:
                 raise ClosedPipeError("the reader closed the pipe") from error
             raise OutputError(f"cannot write {self._name}: {error.strerror}") from error
         self._size += len(line)
-
-    def _cut_back(self) -> None:
-        if self._is_regular:
-            os.ftruncate(self._fd, self._size)
 
     def close(self) -> None:
         """Raises `OutputError` when what was written does not reach the disk."""

@@ -7,6 +7,7 @@ soon as it is there, and bounded, so that memory stays flat whatever a file unpa
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ def _unpack(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
             break  # enough to tell
     if not head:
         return
-    rest = _chain(head, chunks)
+    rest = itertools.chain([head], chunks)
     if head.startswith(_GZIP):
         yield from _decompress(
             rest, lambda: zlib.decompressobj(wbits=31), (_GZIP,), f"{name} (gzip)"
@@ -99,11 +100,6 @@ def _unpack(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
         yield from _decompress(rest, _zstd_factory(name), _ZSTD_MAGICS, f"{name} (zstd)")
     else:
         yield from rest
-
-
-def _chain(head: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    yield head
-    yield from chunks
 
 
 def _unpack_some(inner: _Decompressor, data: bytes) -> tuple[bytes, bytes]:

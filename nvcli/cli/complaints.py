@@ -21,7 +21,8 @@ _CLOSE = 0.7  # of difflib: --temprature; --url is not --turns
 
 def name_flag(exc: UsageError, ctx: Any) -> None:
     """An error about a field names the flag that set it, or where else its value came from."""
-    param = next((p for p in ctx.command.get_params(ctx) if exc.param == _field_of(p)), None)
+    params = ctx.command.get_params(ctx)
+    param = next((p for p in params if exc.param == _FIELDS.get(p.name, p.name)), None)
     if param is None:
         return
     if param.param_type_name == "option" and exc.message.startswith(f"{exc.param} "):
@@ -29,10 +30,6 @@ def name_flag(exc: UsageError, ctx: Any) -> None:
     origin = _origin(ctx, param.name)
     if origin is not None:
         exc.message = f"{exc.message} (from {origin})"
-
-
-def _field_of(param: Any) -> str:
-    return _FIELDS.get(param.name) or str(param.name)
 
 
 _FIELDS = {  # options whose field is called otherwise

@@ -56,15 +56,12 @@ def table(rows: Sequence[tuple[str, str]], width: int) -> str:
         lines = []
         for name, text in rows:
             line = f"{name}{' ' * _GAP}{text}".rstrip()
-            fits = cells(line) <= width
-            lines.append(line if fits else f"{name}\n{_below(text, width)}".rstrip())
+            if cells(line) > width:
+                line = f"{name}\n{wrap(' ' * _STEP + text, width, _STEP)}".rstrip()
+            lines.append(line)
         return "\n".join(lines)
     lines = [f"{name}{' ' * (left - cells(name))}{text}".rstrip() for name, text in rows]
     return "\n".join(_hang(line, width, left) for line in lines)
-
-
-def _below(text: str, width: int) -> str:
-    return wrap(" " * _STEP + text, width, _STEP)
 
 
 def _hang(line: str, width: int, left: int) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
@@ -79,12 +80,8 @@ def _plain(name: str) -> str:
 
 def _is_address(text: str) -> bool:
     """Also in the short forms that curl knows and no browser sends, such as 127.1."""
-    for read in (socket.inet_aton, _read_ipv6):
+    for read in (socket.inet_aton, partial(socket.inet_pton, socket.AF_INET6)):
         with contextlib.suppress(OSError, ValueError):
             read(text)
             return True
     return False
-
-
-def _read_ipv6(text: str) -> bytes:
-    return socket.inet_pton(socket.AF_INET6, text)

@@ -60,17 +60,15 @@ def _tokenized(state: ServerState, body: dict[str, Any], fields: Fields) -> dict
         "token_strs": None,
     }
     if fields.flag("return_token_strs"):
-        answer["token_strs"] = [_piece(tokenizer.token_bytes(token_id)) for token_id in token_ids]
+        answer["token_strs"] = [
+            tokenizer.token_bytes(token_id).decode("utf-8", "replace") for token_id in token_ids
+        ]
     if fields.flag("with_pieces"):
         answer["tokens"] = [
             {"id": token_id, "piece": _piece_or_bytes(tokenizer.token_bytes(token_id))}
             for token_id in token_ids
         ]
     return answer
-
-
-def _piece(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
 
 
 def _piece_or_bytes(data: bytes) -> str | list[int]:

@@ -320,7 +320,7 @@ class OutputRouter:
             self._is_announced = True
             self._delta.calls.append(ToolCall(index, self._make_call_id(), piece.name, ""))
         if piece.arguments:
-            self._delta.add_arguments(len(self._calls) - 1, piece.arguments)
+            self._delta.calls.append(ToolCall(len(self._calls) - 1, "", "", piece.arguments))
 
     def _call_to_content(self) -> None:
         """A malformed call becomes text, tags and all, so that nothing the model said is lost. If
@@ -338,9 +338,6 @@ class _DeltaBuilder:
         self.text = ""
         self.reasoning = ""
         self.calls: list[ToolCall] = []
-
-    def add_arguments(self, index: int, text: str) -> None:
-        self.calls.append(ToolCall(index, "", "", text))
 
     def take(self, stop: str | None, reason: FinishReason | None = None) -> RouterDelta:
         if not (self.text or self.reasoning or self.calls or stop or reason):
