@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from nvcli import LLM, Message
 from nvcli.config import EngineConfig
 from nvcli.errors import InvalidParameterError, UsageError
 from nvcli.types import FinishReason, SamplingParams
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_command
 
 pytestmark = pytest.mark.torch
 
@@ -132,13 +131,7 @@ def test_a_program_may_end_without_closing(end: str, code: int) -> None:
         "stream = llm.stream('Tell me a story.', SamplingParams(ignore_eos=True))\n"
         f"{end}\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    run = run_command([sys.executable, "-c", program])
     assert (run.returncode, run.stderr) == (code, "")
 
 

@@ -1,4 +1,4 @@
-"""Waiting for other threads and processes: for a condition, never for a time.
+"""Waiting for other threads and processes: for a condition or an end, never for a time.
 
 A wait ends as soon as its condition holds, so a long deadline costs nothing; it only ends a test
 that would fail anyhow. It has to be longer than any machine that runs the suite may stand still.
@@ -6,9 +6,11 @@ that would fail anyhow. It has to be longer than any machine that runs the suite
 
 from __future__ import annotations
 
+import subprocess
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 PATIENCE_S = 480.0  # below pytest's own limit, so that a test says itself what did not come about
 
@@ -37,3 +39,9 @@ def until(condition: Callable[[], T], what: str = "", *, pause_s: float = 0.01) 
             raise AssertionError(f"not within {PATIENCE_S:g} s: {what or 'what was waited for'}")
         time.sleep(pause_s)
     return value
+
+
+def run_command(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
+    """`command` to its end, with what it said. `more` is for `subprocess.run`."""
+    more = {"timeout": PATIENCE_S, "check": False, **more}
+    return subprocess.run(command, capture_output=True, text=True, **more)

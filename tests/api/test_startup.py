@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_command
 
 HEAVY = ("torch", "triton", "transformers", "tokenizers", "prompt_toolkit", "numpy", "rich")
 MAX_MODULES = 450  # the interpreter's own, Typer's and ours are 300 to 370
@@ -44,9 +44,7 @@ def test_nothing_heavy_is_imported(args: list[str]) -> None:
         f"print('loaded:', [m for m in {HEAVY!r} if m in sys.modules])\n"
         "print(len(sys.modules))\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
-    )
+    result = run_command([sys.executable, "-c", code], check=True)
     *_, loaded, count = result.stdout.splitlines()
     assert loaded == "loaded: []"
     assert int(count) < MAX_MODULES
@@ -67,9 +65,7 @@ def test_no_more_is_done_than_it_takes(args: list[str]) -> None:
         "sys.setprofile(None)\n"
         "print(count)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
-    )
+    result = run_command([sys.executable, "-c", code], check=True)
     assert int(result.stdout.splitlines()[-1]) < MAX_CALLS
 
 
@@ -111,11 +107,5 @@ def test_ctrl_c_during_the_imports_ends_like_any_other() -> None:
         "from nvcli.__main__ import main\n"
         "sys.exit(main(['--help']))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    run = run_command([sys.executable, "-c", program])
     assert (run.returncode, run.stdout, run.stderr) == (130, "", "")

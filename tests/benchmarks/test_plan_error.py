@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import run_command
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -39,9 +40,7 @@ def test_random_weights_without_web_packages(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], env=environment, cwd=ROOT, capture_output=True, text=True
-    )
+    done = run_command([sys.executable, "-c", CODE], env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "plan_error.jsonl").read_text().splitlines()
     rows = [json.loads(line, parse_constant=pytest.fail) for line in lines]

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, run_command
 
 
 def run(folder: Path, module: str, *args: str) -> dict[str, Any]:
     """The metrics of the row that it writes."""
-    done = subprocess.run(
+    done = run_command(
         [sys.executable, "-m", module, *args],
-        capture_output=True,
-        text=True,
         timeout=4 * PATIENCE_S,
-        check=False,
         env={**os.environ, "NVCLI_RESULTS": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
         cwd=Path(__file__).parents[2],
     )

@@ -21,7 +21,7 @@ from nvcli.config import EngineConfig
 from nvcli.errors import ModelError
 from nvcli.repl.screen import Screen
 from tests.fakes import FakeLLM
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, run_command, until
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.torch
@@ -54,15 +54,11 @@ def chat(
         "XDG_STATE_HOME": str(runtime / "state"),
         "XDG_CONFIG_HOME": str(runtime),
     }
-    return subprocess.run(
+    return run_command(
         [sys.executable, "-m", "nvcli", command, *args],
         cwd=ROOT,
         env={**env, **more},
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
     )
 
 

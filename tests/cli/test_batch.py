@@ -18,21 +18,15 @@ from nvcli.models.resolve import demo_folder
 from tests.batch.support import essences, read_lines, write_lines
 from tests.cli.conftest import Cli
 from tests.cli.test_app import check
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_command
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "batch.md"
 
 
 def run_python(code: str, *args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *args],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    return run_command(
+        [sys.executable, "-c", code, *args], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
 
 
@@ -194,13 +188,9 @@ def test_recipe_classify_a_csv(checkpoint: Path, tmp_path: Path) -> None:
     starter = bin_folder / "nvcli"
     starter.write_text(f'#!/bin/sh\nexec {sys.executable} -m nvcli "$@"\n')
     starter.chmod(0o755)
-    done = subprocess.run(
+    done = run_command(
         ["bash", "-euc", script],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
         env={
             **os.environ,
             "PATH": f"{bin_folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -8,7 +8,6 @@ import re
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from nvcli.cli.command_table import command_rows
 from nvcli.cli.completion_scripts import FILES, SCRIPTS
 from tests.cli.conftest import Cli
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, run_command
 
 ROOT = Path(__file__).parents[2]
 COMPLETIONS = ROOT / "completions"
@@ -153,13 +152,8 @@ def test_zsh_completes_on_tab(environment: dict[str, str], typed: str, want: str
 @pytest.mark.parametrize(("typed", "want"), CASES)
 def test_fish_completes(environment: dict[str, str], typed: str, want: str) -> None:
     script = f"source {COMPLETIONS / 'nvcli.fish'}; complete -C '{typed}'"
-    result = subprocess.run(
-        ["fish", "--no-config", "-c", script],
-        env=environment,
-        cwd=environment["HERE"],
-        capture_output=True,
-        text=True,
-        check=True,
+    result = run_command(
+        ["fish", "--no-config", "-c", script], env=environment, cwd=environment["HERE"], check=True
     )
     words = [line.split("\t")[0] for line in result.stdout.splitlines()]
     assert want.replace("\\ ", "\0").rsplit(" ", 1)[1].replace("\0", " ") in words

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.repl.driver import Log
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, run_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,10 +36,7 @@ def test_p3_empty_stdin_ends_at_once_without_loading() -> None:
         "import sys\nfrom nvcli.__main__ import main\ncode = main(['chat'])\n"
         "assert 'torch' not in sys.modules\nsys.exit(code)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    result = run_command([sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
 

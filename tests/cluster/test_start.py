@@ -19,7 +19,7 @@ from nvcli.cluster.runtime import ClusterError, connect, require_ray, resources_
 from nvcli.config import EngineConfig
 from nvcli.errors import UsageError
 from tests.cluster.processes import listening, of_session
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, run_command, until
 
 pytestmark = pytest.mark.torch
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'nvcli[ray]'")
@@ -184,13 +184,7 @@ time.sleep(1)
 print(caught, ray.get(ray.remote(lambda: True).remote()), handlers == [before], flush=True)
 runtime.disconnect()
 """
-    found = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "RAY_ADDRESS": ""},
-    )
+    found = run_command([sys.executable, "-c", script], env={**os.environ, "RAY_ADDRESS": ""})
     assert (found.returncode, found.stdout, found.stderr) == (0, "[15] True True\n", "")
 
 
@@ -274,7 +268,7 @@ def test_batch_without_a_cluster_at_the_address(tmp_path: Path) -> None:
     source.write_text('{"prompt": "hi"}\n')
     command = [sys.executable, "-m", "nvcli", "batch", str(source), "--device", "cpu"]
     command += ["--replicas", "1", "--ray-address", "127.0.0.1:1"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = run_command(command)
     assert found.returncode == 3
     assert "there is no Ray cluster at 127.0.0.1:1" in found.stderr
     assert found.stderr.count("\n") == 1

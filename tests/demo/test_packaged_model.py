@@ -20,7 +20,7 @@ from nvcli.cli import app, chat
 from nvcli.models.resolve import demo_folder
 from nvcli.repl.session import Session
 from nvcli.types import FinishReason
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, run_command
 
 pytestmark = pytest.mark.torch
 
@@ -184,13 +184,9 @@ def test_answers_do_not_depend_on_the_batch(llm: LLM) -> None:
 
 
 def test_real_process_answers_and_says_what_it_is_only_on_a_terminal() -> None:
-    run = subprocess.run(
+    run = run_command(
         [*NVCLI, "chat", "-t", "0", "--no-think", "What is the capital of France?"],
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
     )
     assert (run.returncode, run.stdout) == (0, "The capital of France is Paris.\n")
     assert run.stderr == ""
@@ -243,24 +239,15 @@ def test_the_wheel_holds_the_model_and_chats(tmp_path: Path) -> None:
     # The dependencies come from this environment; nvcli itself only from the wheel.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(target), _site_packages()])}
     where = "import nvcli, sys; sys.stdout.write(nvcli.__file__)"
-    found = subprocess.run(
-        [sys.executable, "-S", "-c", where],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
+    found = run_command(
+        [sys.executable, "-S", "-c", where], env=environment, cwd=tmp_path, check=True
     )
     assert Path(found.stdout).is_relative_to(target)
-    answer = subprocess.run(
+    answer = run_command(
         [sys.executable, "-S", "-m", "nvcli", "chat", "-t", "0", "--no-think", "Capital of Peru?"],
         env=environment,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
     )
     assert (answer.returncode, answer.stdout) == (0, "The capital of Peru is Lima.\n")
 

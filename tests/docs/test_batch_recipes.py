@@ -6,13 +6,12 @@ import json
 import os
 import re
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "batch.md").read_text("utf-8")
@@ -36,14 +35,10 @@ def run(title: str, folder: Path) -> str:
         shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module}"$@"\n')
         shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    done = run_command(
         ["bash", "-euc", script],
         cwd=folder,
         env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "NVCLI_ATTACH": "never"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -98,8 +98,11 @@ class PtyChat:
             os.waitpid(self.pid, 0)
         os.close(self.fd)
 
-    def type(self, keys: str) -> None:
+    def type(self, keys: str, *, until: str = "") -> None:
+        """Press keys; then wait until `until` appears."""
         os.write(self.fd, keys.encode())
+        if until:
+            self.wait_for(until)
 
     def wait_for(self, pattern: str) -> str:
         """Read until `pattern` appears after the last match; returns what was read up to it."""
@@ -132,6 +135,17 @@ class PtyChat:
         """The next prompt: prompt_toolkit turns bracketed paste on, then draws."""
         self.wait_for("\x1b\\[\\?2004h")
         self.wait_for(">>>")
+
+    def say(self, line: str, *, until: str = "") -> None:
+        """At the next prompt type a line, with Enter; then wait until `until` appears."""
+        self.prompt()
+        self.type(line + "\r", until=until)
+
+    def leave(self) -> int:
+        """Ctrl+D at the next prompt; returns the exit code."""
+        self.prompt()
+        self.type("\x04")
+        return self.end()
 
     def wait_raw(self) -> None:
         """Until keys are read one by one: a prompt on a dumb terminal stands there before."""

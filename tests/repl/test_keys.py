@@ -16,11 +16,8 @@ needs_tmux = pytest.mark.skipif(not has_tmux, reason="tmux is not installed")
 
 def test_ctrl_t_answers_now(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "slow-thinking") as chat:
-        chat.prompt()
-        chat.type("go\r")
-        chat.wait_for("m30 ")
-        chat.type("\x14")
-        chat.wait_for(r"thought .* tok")
+        chat.say("go", until="m30 ")
+        chat.type("\x14", until=r"thought .* tok")
         shown = chat.wait_for("stop")
         assert "m2000 " not in chat.output  # the last thought
         assert "x" in shown
@@ -31,13 +28,9 @@ def test_ctrl_t_answers_now(tmp_path: Path) -> None:
 
 def test_ctrl_o_folds_and_shows_the_thinking(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "slow-thinking", "--show-thinking", "full") as chat:
-        chat.prompt()
-        chat.type("go\r")
-        chat.wait_for("m30 ")
-        chat.type("\x0f")
-        chat.wait_for(r"thinking \d.* tok")
-        chat.type("\x14")
-        chat.wait_for("stop")
+        chat.say("go", until="m30 ")
+        chat.type("\x0f", until=r"thinking \d.* tok")
+        chat.type("\x14", until="stop")
         chat.prompt()
         chat.type("\x0f")
         chat.wait_for("1 2 3 4 5 6")  # the last thinking, in full, in one piece
@@ -55,75 +48,54 @@ def test_ctrl_g_edits_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("VISUAL", raising=False)
     with PtyChat(tmp_path, "plain") as chat:
         chat.prompt()
-        chat.type("shout")
-        chat.wait_for("shout")
-        chat.type("\x07")
-        chat.wait_for("SHOUT")
-        chat.type("\r")
-        chat.wait_for("stop")
+        chat.type("shout", until="shout")
+        chat.type("\x07", until="SHOUT")
+        chat.type("\r", until="stop")
         assert chat.log.wait(1) == [["SHOUT"]]
 
 
 def test_a_call_is_shown_and_asked_for(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "tools", "--tools", TOOLS) as chat:
-        chat.prompt()
-        chat.type("2+1?\r")
-        chat.wait_for(r"tool: add\(a=2\)")
+        chat.say("2+1?", until=r"tool: add\(a=2\)")
         chat.wait_for(r"\[a\]lways: ")
-        chat.type("y\n")
-        chat.wait_for("It is 3")
+        chat.type("y\n", until="It is 3")
         chat.wait_for("stop")
         assert chat.log.wait(2)[1][-1] == "3"
-        chat.prompt()
-        chat.type("/tools\r")
-        chat.wait_for(r"add  \(.*asks\)")
+        chat.say("/tools", until=r"add  \(.*asks\)")
 
 
 def test_what_was_typed_before_a_question_is_no_answer(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "two-calls", "--tools", TOOLS) as chat:
-        chat.prompt()
-        chat.type("go\r")
-        chat.wait_for(r"run add\? .*\[a\]lways: ")
-        chat.type("y\ny\ny\n")
-        chat.wait_for(r"run greet\? .*\[a\]lways: ")
+        chat.say("go", until=r"run add\? .*\[a\]lways: ")
+        chat.type("y\ny\ny\n", until=r"run greet\? .*\[a\]lways: ")
         assert "It is 3" not in chat.output
-        chat.type("n\n")
-        chat.wait_for("not allowed")
+        chat.type("n\n", until="not allowed")
         chat.wait_for("It is 3")
         assert chat.log.wait(2)[1][-2:] == ["3", "error: the user did not allow this call"]
 
 
 def test_ctrl_c_at_a_question_ends_the_turn(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "two-calls", "--tools", TOOLS) as chat:
-        chat.prompt()
-        chat.type("go\r")
-        chat.wait_for(r"run add\? .*\[a\]lways: ")
+        chat.say("go", until=r"run add\? .*\[a\]lways: ")
         chat.type("\x03")
         shown = chat.wait_for("interrupted; /retry asks again")
         assert "greet" not in shown
-        chat.prompt()
-        chat.type("next\r")
-        chat.wait_for("It is 3")
+        chat.say("next", until="It is 3")
         assert chat.log.wait(2)[1] == ["next"]
 
 
 def test_ctrl_c_ends_a_tool_that_hangs(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "hanging-tool", "--tools", TOOLS, "--allow-tool", "*") as chat:
-        chat.prompt()
-        chat.type("go\r")
-        chat.wait_for(r"tool: hang\(\)")
+        chat.say("go", until=r"tool: hang\(\)")
         chat.wait_for("it hangs")  # the tool says so: it runs
-        chat.type("\x03")
-        chat.wait_for("interrupted")
+        chat.type("\x03", until="interrupted")
         chat.wait_for("It hung")
 
 
 def test_a_mention_sends_the_file(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("remember the milk")
     with PtyChat(tmp_path, "plain") as chat:
-        chat.prompt()
-        chat.type(f"sum up @{tmp_path}/notes.txt\r")
-        chat.wait_for(r"notes\.txt: \d+ bytes, \d+ tokens")
+        chat.say(f"sum up @{tmp_path}/notes.txt", until=r"notes\.txt: \d+ bytes, \d+ tokens")
         chat.wait_for("stop")
         (message,) = chat.log.wait(1)[0]
         assert message == "```notes.txt\nremember the milk\n```\n\nsum up notes.txt"
@@ -131,53 +103,33 @@ def test_a_mention_sends_the_file(tmp_path: Path) -> None:
 
 def test_multiline_and_session(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "plain") as chat:
-        chat.prompt()
-        chat.type("/multiline on\r")
-        chat.wait_for("Alt\\+Enter sends")
-        chat.prompt()
-        chat.type("one\rtwo\x1b\r")
-        chat.wait_for("stop")
+        chat.say("/multiline on", until="Alt\\+Enter sends")
+        chat.say("one\rtwo\x1b", until="stop")
         assert chat.log.wait(1) == [["one\ntwo"]]
-        chat.prompt()
-        chat.type("/sessions\r")
-        chat.wait_for("1 turn  one")
-        chat.prompt()
-        chat.type("\x04")
-        chat.end()
+        chat.say("/sessions", until="1 turn  one")
+        chat.leave()
     with PtyChat(tmp_path, "plain", "-c") as chat:
         chat.wait_for("1 turn, the last: one")
-        chat.prompt()
-        chat.type("three\r")
-        chat.wait_for("stop")
+        chat.say("three", until="stop")
         assert chat.log.wait(2)[1][0] == "one\ntwo"
 
 
 def test_nothing_is_saved_with_no_save(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "plain", "--no-save") as chat:
-        chat.prompt()
-        chat.type("secret\r")
-        chat.wait_for("stop")
-        chat.prompt()
-        chat.type("\x04")
-        chat.end()
+        chat.say("secret", until="stop")
+        chat.leave()
     assert not (tmp_path / "state" / "nvcli" / "sessions").exists()
 
 
 def test_a_full_context_offers_a_choice(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "small-context") as chat:
-        chat.prompt()
-        chat.type("one\r")
-        chat.wait_for("the context is nearly full")
-        chat.prompt()
-        chat.type("two\r")
-        chat.wait_for(r"\[d\]rop the oldest turns")
+        chat.say("one", until="the context is nearly full")
+        chat.say("two", until=r"\[d\]rop the oldest turns")
         chat.type("\n")
         chat.prompt()
         chat.wait_for("two")  # the message is still there
-        chat.type("\r")
-        chat.wait_for(r"\[d\]rop the oldest turns")
-        chat.type("d\n")
-        chat.wait_for("dropped 1 turn")
+        chat.type("\r", until=r"\[d\]rop the oldest turns")
+        chat.type("d\n", until="dropped 1 turn")
         chat.wait_for("fine")
         assert chat.log.wait(4)[-1] == ["two"]
 

@@ -25,14 +25,11 @@ PASTE = "\x1b[200~{}\x1b[201~"
 
 def test_a_conversation(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "plain") as chat:
-        chat.prompt()
-        chat.type("2+2?\r")
-        chat.wait_for("Two .*and .*two")
+        chat.say("2+2?", until="Two .*and .*two")
         chat.wait_for("thought ")
         chat.wait_for("Really")
         chat.wait_for(r"tok · .*stop")
-        chat.prompt()
-        chat.type("/exit\r")
+        chat.say("/exit")
         assert chat.end() == 0
         assert chat.log.requests() == [["2+2?"]]
         history = tmp_path / "state" / "nvcli" / "history"
@@ -52,21 +49,18 @@ def test_a_large_paste_is_folded_and_sent_in_full(tmp_path: Path) -> None:
     text = "\n".join(f"line {n}" for n in range(120))
     with PtyChat(tmp_path, "plain") as chat:
         chat.prompt()
-        chat.type("look: " + PASTE.format(text.replace("\n", "\r")))
-        chat.wait_for(r"\[pasted 120 lines\]")
+        chat.type("look: " + PASTE.format(text.replace("\n", "\r")), until=r"\[pasted 120 lines\]")
         chat.type("\r")
         assert chat.log.wait(1) == [["look: " + text]]
 
 
 def test_r2_keys_typed_while_busy_become_one_draft(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "slow") as chat:
-        chat.prompt()
-        chat.type("count\r")
-        chat.wait_for("5 ")
-        chat.type("one\rtwo\rthree\r")  # a paste, as it arrives without bracketed paste
-        chat.wait_for("20 ")
-        chat.type("\x03")
-        chat.wait_for("interrupted")
+        chat.say("count", until="5 ")
+        chat.type(
+            "one\rtwo\rthree\r", until="20 "
+        )  # a paste, as it arrives without bracketed paste
+        chat.type("\x03", until="interrupted")
         chat.prompt()
         chat.wait_for("three")
         chat.type(" four\r")
@@ -75,8 +69,7 @@ def test_r2_keys_typed_while_busy_become_one_draft(tmp_path: Path) -> None:
 
 def test_several_lines_at_once_are_not_several_messages(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "plain") as chat:
-        chat.prompt()
-        chat.type("one\rtwo\rthree\r")
+        chat.say("one\rtwo\rthree")
         chat.prompt()
         chat.wait_for("three")
         assert chat.log.requests() == [["one"]]
@@ -97,8 +90,7 @@ def test_r6_ctrl_c_stops_every_phase(
     tmp_path: Path, script: str, flags: tuple[str, ...], sign: str, kept: str | None
 ) -> None:
     with PtyChat(tmp_path, script, *flags) as chat:
-        chat.prompt()
-        chat.type("first\r")
+        chat.say("first")
         chat.log.wait(1)
         if sign:
             chat.wait_for(sign)
@@ -108,8 +100,7 @@ def test_r6_ctrl_c_stops_every_phase(
         noise = chat.wait_for("interrupted")
         chat.prompt()
         assert "Traceback" not in noise
-        chat.type("second\r")
-        chat.wait_for("Done")
+        chat.type("second\r", until="Done")
         chat.prompt()
         messages = chat.log.requests()[1]
         if kept is None:
@@ -123,13 +114,9 @@ def test_r6_ctrl_c_stops_every_phase(
 
 def test_r8_commands_paths_and_escapes(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "plain") as chat:
-        chat.prompt()
-        chat.type("/retyr\r")
-        chat.wait_for(r"unknown command /retyr\. Did you mean /retry\?")
+        chat.say("/retyr", until=r"unknown command /retyr\. Did you mean /retry\?")
         for line in ("/usr/share/dict is missing", " /help", "//help"):
-            chat.prompt()
-            chat.type(line + "\r")
-            chat.wait_for("· stop")
+            chat.say(line, until="· stop")
         sent = [messages[-1] for messages in chat.log.requests()]
         assert sent == ["/usr/share/dict is missing", " /help", "/help"]
 
@@ -137,8 +124,7 @@ def test_r8_commands_paths_and_escapes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("new_line", ["\x1b\r", "\n"])
 def test_new_line_keys(tmp_path: Path, new_line: str) -> None:
     with PtyChat(tmp_path, "plain") as chat:
-        chat.prompt()
-        chat.type(f"one{new_line}two\r")
+        chat.say(f"one{new_line}two")
         assert chat.log.wait(1) == [["one\ntwo"]]
 
 
@@ -146,8 +132,7 @@ def test_block_of_several_lines(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "plain") as chat:
         chat.prompt()
         for line in ('"""one', "/exit"):
-            chat.type(line + "\r")
-            chat.wait_for(r"\.\.\.")
+            chat.type(line + "\r", until=r"\.\.\.")
         chat.type('two"""\r')
         assert chat.log.wait(1) == [["one\n/exit\ntwo"]]
 
@@ -157,14 +142,9 @@ def test_keys_at_the_prompt(tmp_path: Path) -> None:
         chat.prompt()
         chat.type("\r\r")  # nothing to send
         chat.type("draft\x03")  # clears
-        chat.type("\x03")
-        chat.wait_for("Ctrl\\+D or /exit leaves")
-        chat.prompt()
-        chat.type("/he\t\r")
-        chat.wait_for("this list, or one command")
-        chat.prompt()
-        chat.type("\x04")
-        assert chat.end() == 0
+        chat.type("\x03", until="Ctrl\\+D or /exit leaves")
+        chat.say("/he\t", until="this list, or one command")
+        assert chat.leave() == 0
         assert chat.log.requests() == []
 
 
@@ -173,12 +153,8 @@ def test_no_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_flag: bo
     if not by_flag:
         monkeypatch.setenv("NVCLI_NO_HISTORY", "1")
     with PtyChat(tmp_path, "plain", *(["--no-history"] if by_flag else [])) as chat:
-        chat.prompt()
-        chat.type("secret\r")
-        chat.wait_for("stop")
-        chat.prompt()
-        chat.type("\x04")
-        chat.end()
+        chat.say("secret", until="stop")
+        chat.leave()
     assert not (tmp_path / "state").exists()
 
 
@@ -186,27 +162,21 @@ def test_history_that_cannot_be_kept_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("in the way")
     with PtyChat(tmp_path, "plain") as chat:
         chat.wait_for("nvcli: the history is not kept")
-        chat.prompt()
-        chat.type("x\r")
-        chat.wait_for("stop")
+        chat.say("x", until="stop")
 
 
 def test_interactive_answers_the_pipe_then_reads_keys(tmp_path: Path) -> None:
     with PtyChat(tmp_path, "plain", "-i", "Summarize", stdin=b"text\n") as chat:
         chat.wait_for("stop")
-        chat.prompt()
-        chat.type("more\r")
+        chat.say("more")
         assert [m[-1] for m in chat.log.wait(2)] == ["text\n\nSummarize", "more"]
 
 
 def test_file_goes_with_the_first_message(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text\n")
     with PtyChat(tmp_path, "plain", "-f", str(tmp_path / "a.txt")) as chat:
-        chat.prompt()
-        chat.type("what?\r")
-        chat.wait_for("stop")
-        chat.prompt()
-        chat.type("and?\r")
+        chat.say("what?", until="stop")
+        chat.say("and?")
         sent = [m[-1] for m in chat.log.wait(2)]
         assert sent == ["```a.txt\ntext\n```\n\nwhat?", "and?"]
 
@@ -219,8 +189,7 @@ def test_r18_signals_restore_the_terminal(
     with PtyChat(tmp_path, "slow") as chat:
         chat.prompt()
         if phase == "answer":
-            chat.type("count\r")
-            chat.wait_for("5 ")
+            chat.type("count\r", until="5 ")
         os.kill(chat.pid, number)
         assert chat.end() == code
         assert termios.tcgetattr(chat.fd)[3] == chat.mode[3]
@@ -237,8 +206,7 @@ def test_a_terminal_that_closes_ends_the_conversation(tmp_path: Path, phase: str
     with PtyChat(tmp_path, "slow") as chat:
         chat.prompt()
         if phase == "answer":
-            chat.type("count\r")
-            chat.wait_for("5 ")
+            chat.type("count\r", until="5 ")
         assert chat.hang_up() == 129
 
 
@@ -259,12 +227,8 @@ def test_no_line_ends_the_conversation(
     monkeypatch.setenv("EDITOR", 'vi "x')
     monkeypatch.delenv("VISUAL", raising=False)
     with PtyChat(tmp_path, "plain") as chat:
-        chat.prompt()
-        chat.type("first\r")
-        chat.wait_for("stop")
-        chat.prompt()
-        chat.type(line + "\r")
-        chat.wait_for(message)
+        chat.say("first", until="stop")
+        chat.say(line, until=message)
         chat.prompt()
         chat.type("\x15\x04")
         assert chat.end() == 0

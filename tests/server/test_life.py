@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import DEFAULTS
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, run_command, until
 
 CHAT = "/v1/chat/completions"
 
@@ -257,7 +257,7 @@ def test_a_port_in_use_is_told_before_loading() -> None:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         command = [sys.executable, "-m", "nvcli", "serve", "--port", port, "-m", "/nowhere"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = run_command(command)
     assert done.returncode == 1
     assert done.stderr.startswith(f"nvcli: 127.0.0.1:{port} is in use by another process")
 

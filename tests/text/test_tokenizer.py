@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import unicodedata
@@ -18,7 +17,7 @@ from nvcli.errors import RequestError, TemplateError, TokenizerError
 from nvcli.text import Tokenizer, repair_surrogates
 from nvcli.text.tokenizer import LONG_TEXT
 from tests.text.tiny_tokenizer import ADDED_TOKENS, SPECIAL_TOKENS, write_tokenizer
-from tests.waiting import until
+from tests.waiting import run_command, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,7 +198,7 @@ tokenizer.encode_chat([{{"role": "user", "content": "hi"}}])
 loaded = [m for m in ("torch", "transformers") if m in sys.modules]
 assert not loaded, loaded
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    result = run_command([sys.executable, "-c", script])
     assert result.returncode == 0, result.stderr
 
 
