@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from nvcli.bench.record import RequestRecord, RunWriter
+from nvcli.bench.record import RequestRecord, Run, RunWriter, read_runs
 
 MS = 1_000_000
 HEADER: dict[str, Any] = {
@@ -65,3 +65,9 @@ def store(path: Path, records: list[RequestRecord], **header: Any) -> Path:
             run.request(record)
         run.finish(planned=len(records), interrupted=False, client_cpu_s=0.1, wall_s=1.0)
     return path
+
+
+def own_runs(tmp_path: Path) -> list[Run]:
+    """The runs of the only file that this test has stored."""
+    (path,) = (tmp_path / "state" / "nvcli" / "bench").glob("*.jsonl")
+    return read_runs(path)

@@ -13,9 +13,9 @@ from nvcli.bench.engine_run import step_record
 from nvcli.bench.offline import essential_first
 from nvcli.bench.perf_model import Cost, Hardware, PerfModel
 from nvcli.bench.points import Point
-from nvcli.bench.record import read_runs
 from nvcli.bench.shape import Shape
 from nvcli.engine.step import Row, StepPlan
+from tests.bench.runs import own_runs
 from tests.builders import make_sequence
 from tests.cli.conftest import Cli
 
@@ -78,9 +78,8 @@ def test_what_a_calibration_needs_comes_first() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize(("requests", "n_in", "n_out"), [(1, 1, 1), (1, 4, 2), (6, 9, 3)])
 def test_throughput_of_the_built_in_model(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, requests: int, n_in: int, n_out: int
+    tmp_path: Path, cli: Cli, requests: int, n_in: int, n_out: int
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     flags = ["--device", "cpu", "--requests", str(requests), "-c", "1"]
     flags += ["--in-len", str(n_in), "--out-len", str(n_out), "--max-model-len", "64"]
     result = cli("bench", "throughput", *flags, "--json")
@@ -88,7 +87,7 @@ def test_throughput_of_the_built_in_model(
     found = json.loads(result.out, parse_constant=pytest.fail)
     assert found["counts"]["ok"] == requests
     assert (found["tpot_ms"]["mean"] is None) == (n_out == 1)
-    (run,) = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    (run,) = own_runs(tmp_path)
     assert [r.num_tokens for r in run.requests] == [n_out] * requests
     assert sum(s.p for s in run.steps) == requests * n_in  # a cold cache: every prompt token
     assert sum(s.b for s in run.steps) == requests * (n_out - 1)
@@ -97,14 +96,13 @@ def test_throughput_of_the_built_in_model(
 
 @pytest.mark.torch
 def test_conversations_find_their_prompt_in_the_cache_and_runs_repeat(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: Cli
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     flags = ["--device", "cpu", "--requests", "6", "-c", "2", "--in-len", "20", "--out-len", "3"]
     flags += ["--max-model-len", "96", "--turns", "3", "--repeat", "2", "--json"]
     result = cli("bench", "throughput", *flags)
     assert result.code in (0, 6), result.err
-    first, second = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    first, second = own_runs(tmp_path)
     assert first.id != second.id
     assert first.header["workload"]["hash"] == second.header["workload"]["hash"]
     for run in (first, second):
@@ -118,15 +116,12 @@ def test_conversations_find_their_prompt_in_the_cache_and_runs_repeat(
 
 
 @pytest.mark.torch
-def test_warm_cache_in_the_process(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_warm_cache_in_the_process(tmp_path: Path, cli: Cli) -> None:
     flags = ["--device", "cpu", "--requests", "4", "-c", "2", "--in-len", "3", "--out-len", "2"]
     flags += ["--max-model-len", "96", "--prefix", "32:2", "--cache", "warm", "--json"]
     result = cli("bench", "throughput", *flags)
     assert result.code in (0, 6), result.err
-    (run,) = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    (run,) = own_runs(tmp_path)
     assert [r.cached for r in run.requests] == [32] * 4
 
 
@@ -134,7 +129,6 @@ def test_warm_cache_in_the_process(
 def test_ctrl_c_keeps_the_steps_that_were_measured(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     calls: list[str] = []
 
     def measure(bench: object, point: points.Point, **more: object) -> points.Timed:
@@ -147,6 +141,6 @@ def test_ctrl_c_keeps_the_steps_that_were_measured(
     result = cli("bench", "latency", "--device", "cpu", "--max-model-len", "64", "--repeat", "5")
     assert result.code == 130
     assert "interrupted: these are the samples until then" in result.out
-    (run,) = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    (run,) = own_runs(tmp_path)
     assert [p["name"] for p in run.points] == calls[1:3]  # the first warms up
-    assert not list((tmp_path / "nvcli" / "bench" / "calibration").glob("*"))
+    assert not list((tmp_path / "state" / "nvcli" / "bench" / "calibration").glob("*"))

@@ -40,7 +40,7 @@ from nvcli.bench.target import Target, server_flags
 from nvcli.bench.traces import read_trace
 from nvcli.bench.workload import WARM, Arrival, Lengths, Planned, Workload
 from nvcli.errors import UsageError
-from tests.bench.runs import closed_loop, store
+from tests.bench.runs import closed_loop, own_runs, store
 from tests.cli.conftest import Cli
 from tests.waiting import PATIENCE_S, until
 
@@ -271,8 +271,7 @@ def test_strict_endpoint_gets_openai_s_fields_only() -> None:
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_serve_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_serve_on_a_url(cli: Cli) -> None:
     flags = ["-c", "2", "--duration", "1s", "--in-len", "4", "--out-len", "1"]
     with stub_server(5, 0, 0) as url:
         result = cli("bench", "serve", f"{url}/v1", *flags, "--json")
@@ -284,15 +283,14 @@ def test_serve_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert cli("bench", "report", "last").out
 
 
-def test_sweep_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_sweep_on_a_url(tmp_path: Path, cli: Cli) -> None:
     flags = ["--concurrencies", "1,2,4", "--duration", "1s", "--in-len", "4", "--out-len", "2"]
     with stub_server(20, 0, 5) as url:
         result = cli("bench", "sweep", url, *flags, "--slo", "e2e=10s", "--json")
     assert result.code in (0, 6), result.err
     found = json.loads(result.out, parse_constant=pytest.fail)
     assert [p["load"] for p in found["points"]] == [f"closed loop, c = {n}" for n in (1, 2, 4)]
-    runs = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    runs = own_runs(tmp_path)
     one, two, four = (most_at_once(run.requests) for run in runs)
     assert one == 1
     assert two <= 2
@@ -304,12 +302,11 @@ def test_a_sweep_goes_on_until_each_rung_is_precise(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "FIRST_LOOK_S", 0.5)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     flags = ["--concurrencies", "4,8", "--in-len", "4", "--out-len", "4", "--json"]
     with stub_server(10, 0, 2) as url:
         result = cli("bench", "sweep", url, *flags, "--until-ci", "90%")
         assert all(p["precise"] for p in json.loads(result.out)["points"]), result.out
-        runs = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+        runs = own_runs(tmp_path)
         assert [run.header["until_ci"] for run in runs] == [0.9, 0.9]
         assert all(run.end["wall_s"] < precision.LONGEST_S for run in runs)
         result = cli("bench", "sweep", url, *flags, "--until-ci", "0.001%", "--duration", "1s")
@@ -333,7 +330,7 @@ def test_lengths_beyond_the_context_are_refused_or_told() -> None:
     assert not summarize(Run({"model": {"max_model_len": 13}}, records)).json["warnings"]
 
 
-def test_the_server_says_what_it_serves_and_how_long_its_context_is(tmp_path: Path) -> None:
+def test_the_server_says_what_it_serves_and_how_long_its_context_is() -> None:
     listed = {"data": [{"id": "a", "max_model_len": 64}, {"id": "b", "max_model_len": 8}]}
 
     class Listing:
@@ -366,13 +363,12 @@ def test_ctrl_c_while_the_report_is_made_tells_where_the_run_is(
     def show(*args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(bench_shared, "show", show)
     flags = ["-c", "1", "--requests", "2", "--in-len", "4", "--out-len", "1", "-q"]
     with stub_server(1, 0, 0) as url:
         result = cli("bench", "serve", url, *flags)
     assert (result.code, result.out) == (130, "")
-    path = next((tmp_path / "nvcli" / "bench").glob("*.jsonl"))
+    path = next((tmp_path / "state" / "nvcli" / "bench").glob("*.jsonl"))
     assert result.err == (
         "nvcli: interrupted; what was measured is kept. "
         f"'nvcli bench report {path.stem}' shows it.\n"
@@ -436,10 +432,9 @@ def test_warm_prompts_repeat_and_are_sent_before() -> None:
 
 
 def test_until_ci_ends_a_steady_run_and_is_judged(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "FIRST_LOOK_S", 1.0)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     flags = ["-c", "2", "--in-len", "4", "--out-len", "4", "--json"]
     with stub_server(10, 0, 2) as url:
         result = cli("bench", "serve", url, *flags, "--until-ci", "90%")
@@ -565,8 +560,7 @@ def test_usage_errors_come_before_any_work(cli: Cli, args: list[str]) -> None:
     assert result.err.count("\n") == 1
 
 
-def test_trace_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_trace_on_a_url(tmp_path: Path, cli: Cli) -> None:
     trace = tmp_path / "t.jsonl"
     rows = [{"timestamp": 100 * i, "input_length": 5, "output_length": 2} for i in range(12)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -575,7 +569,7 @@ def test_trace_on_a_url(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatc
     found = json.loads(result.out, parse_constant=pytest.fail)
     assert found["counts"]["total"] == 12
     assert found["load"]["text"].startswith("Mooncake trace, 21.8/s")
-    (run,) = read_runs(next((tmp_path / "nvcli" / "bench").glob("*.jsonl")))
+    (run,) = own_runs(tmp_path)
     stars = sorted(r.s_star_ns for r in run.requests)
     assert {round((b - a) / 1e6) for a, b in itertools.pairwise(stars)} == {50}
 
@@ -607,13 +601,11 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from nvcli.cli.app import main\nsys.exit(main(sys.argv[1:]))"
     )
-    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
-    stored = tmp_path / "nvcli" / "bench"
+    stored = tmp_path / "state" / "nvcli" / "bench"
     with stub_server(20, 0, 5) as url:
         flags = ["-c", "2", "--duration", "1h", "--in-len", "4", "--out-len", "3"]
         run = subprocess.Popen(
             [sys.executable, "-c", code, "bench", "serve", url, *flags],
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

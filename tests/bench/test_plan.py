@@ -51,9 +51,8 @@ def test_ladder() -> None:
     assert ladder(1) == [1]
 
 
-def test_plan_of_experts(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_plan_of_experts(cli: Cli, tmp_path: Path) -> None:
     """30B-A3B on an H200: 6.1 GB of weights a step of one, 53 of 32, all 61 GB held."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-30b-a3b"].config()))
     flags = ["--gpu", "H200", "--in-len", "16", "--out-len", "64"]
     found = json.loads(cli("bench", "plan", str(tmp_path), *flags, "--json").out)
@@ -64,8 +63,7 @@ def test_plan_of_experts(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert tokens * 98_304 == pytest.approx(0.9 * 141e9 - 61.1e9 - 1.1e9, rel=0.02)
 
 
-def test_plan_by_datasheet(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_plan_by_datasheet(cli: Cli) -> None:
     flags = ["--gpu", "H200", "--in-len", "1024", "--out-len", "256"]
     result = cli("bench", "plan", "demo", *flags, "--json")
     assert (result.code, result.err) == (0, "")
@@ -83,10 +81,7 @@ def test_plan_by_datasheet(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "beyond" in huge.out
 
 
-def test_plan_wants_a_config_and_lengths_that_fit(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_plan_wants_a_config_and_lengths_that_fit(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "some-model"
     folder.mkdir()
     (folder / "config.json").write_bytes((demo_folder() / "config.json").read_bytes())
@@ -105,10 +100,7 @@ def test_plan_wants_a_config_and_lengths_that_fit(
     assert cli("bench", "plan", str(folder), "--gpu", "H200", "--in-len", "1984").code == 0
 
 
-def test_a_plan_takes_a_calibration_of_the_same_engine(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_a_plan_takes_a_calibration_of_the_same_engine(cli: Cli) -> None:
     shape = Shape(256, 6, 4, 2, 128, 768, 4096, True, weight_bytes=4, kv_bytes=4)
     cost = Cost(0.0, 0.5e-3, 3e-3, 3e-6, 1.4e-11, 1.75e-11, 3e-3, source="calibrated")
     found = Calibration("k", shape, Hardware("a CPU", 1e10, 1e11), cost, 1024, model_name="demo")
@@ -153,14 +145,11 @@ def test_plan_of_fp8_weights(tmp_path: Path) -> None:
     assert shape("A100-SXM4-80GB") == shape("A100-SXM4-80GB", "qwen3-8b")
 
 
-def test_a_plan_for_a_gpu_knows_what_steps_are_padded_to(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_plan_for_a_gpu_knows_what_steps_are_padded_to(cli: Cli, tmp_path: Path) -> None:
     """Prompts of 0.6B up to 4,096 tokens are captured on CUDA; on a CPU nothing is."""
     from nvcli.bench.planner import make_plan
     from nvcli.engine.buckets import Buckets
 
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-0.6b"].config()))
     none = {"dtype": None, "share": None}
     lengths = {"n_in": 1024, "n_out": 64}

@@ -330,10 +330,7 @@ def test_out_names_are_checked_first(tmp_path: Path, cli: Cli) -> None:
     assert ".hgrm" in result.err
 
 
-def test_out_places_are_checked_before_anything_is_measured(
-    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def test_out_places_are_checked_before_anything_is_measured(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "folder.json").mkdir()
     for target, told in (("no/x.json", "there is no folder"), ("folder.json", "a folder")):
         for verb in ("latency", "throughput", "serve", "sweep"):
@@ -362,9 +359,8 @@ def test_what_cannot_be_written_in_the_end_leaves_the_report(
     assert re.search(r"^rate +\d", result.out, re.M)
 
 
-def test_runs_are_found_by_id(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    store(tmp_path / "nvcli" / "bench" / "abc123.jsonl", closed_loop())
+def test_runs_are_found_by_id(tmp_path: Path, cli: Cli) -> None:
+    store(tmp_path / "state" / "nvcli" / "bench" / "abc123.jsonl", closed_loop())
     assert cli("bench", "report", "abc").out == cli("bench", "report", "last").out != ""
     assert cli("bench", "report", "zzz").code == 2
 

@@ -19,10 +19,9 @@ from tests.fakes import FakeLLM, Reply
 from tests.repl.test_commands import Typed
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return tmp_path / "nvcli" / "sessions"
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "nvcli" / "sessions"
 
 
 @pytest.fixture
