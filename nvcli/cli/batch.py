@@ -24,9 +24,8 @@ from nvcli.cli.bundles import bundled
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.command import settings_of
 from nvcli.cli.console import print_text
-from nvcli.cli.engine_options import EngineOptions, check_replicas
+from nvcli.cli.engine_options import EngineOptions, check_replicas, replicas_loader
 from nvcli.cli.prompt_input import text_or_file
-from nvcli.cli.replicas import replicas_loader
 from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError

@@ -9,7 +9,7 @@ from nvcli.cli import bench_options as opts
 from nvcli.cli.bench_bundles import OutputOptions, WorkloadOptions  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, check_warmup, finish, loaded, stored_run
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import Command, Group, settings_of
+from nvcli.cli.command import Command, Group, settings_of, typed_names
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import UsageError
 
@@ -55,8 +55,7 @@ def bench(
     physical model says of both.
     """
     if ctx.invoked_subcommand is not None:
-        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-        given = [n for n, s in sources.items() if s is not None and s.name == "COMMANDLINE"]
+        given = typed_names(ctx)
         if given:
             raise UsageError(
                 f"--{given[0].replace('_', '-')} goes after {ctx.invoked_subcommand}",

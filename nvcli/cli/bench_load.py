@@ -19,7 +19,7 @@ from nvcli.cli.bench_shared import (
 )
 from nvcli.cli.bench_target import client_options, measure, most_at_once, target_of
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import settings_of
+from nvcli.cli.command import settings_of, typed_names
 from nvcli.cli.console import print_text
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.errors import InterruptedRunError, UsageError
@@ -203,9 +203,7 @@ def _show_sweep(screen: Screen, path: Path, output: OutputOptions, *, was_interr
 
 def _check_alone(ctx: typer.Context) -> None:
     """Raises `UsageError` where the self-test, which has its own load, is given one."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    given = [n for n, s in sources.items() if s is not None and s.name == "COMMANDLINE"]
-    others = [name for name in given if name != "self_test" and name not in _GENERAL]
+    others = [n for n in typed_names(ctx) if n != "self_test" and n not in _GENERAL]
     if others:
         name = "URL" if others[0] == "url" else f"--{others[0].replace('_', '-')}"
         raise UsageError(

@@ -11,7 +11,7 @@ import typer  # noqa: TC002 - Typer reads the annotations of `chat`
 
 from nvcli.cli import engine_options, options
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import Command, settings_of
+from nvcli.cli.command import Command, settings_of, typed_names
 from nvcli.cli.console import Spinner, is_terminal
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
@@ -286,16 +286,12 @@ def chat(
 
 def _refuse_idle_flags(ctx: typer.Context, *, is_machine_read: bool, has_tools: bool) -> None:
     """Flags that would do nothing beside the others; the same values in a file may stand there."""
-
-    def is_typed(name: str) -> bool:
-        source = ctx.get_parameter_source(name)
-        return source is not None and source.name == "COMMANDLINE"
-
-    _refuse(is_typed("no_stdin") and is_typed("stdin_position"), "--no-stdin", "--stdin-position")
-    _refuse(is_typed("stream_json") and is_typed("no_stream"), "--stream-json", "--no-stream")
-    if is_machine_read and is_typed("markdown") and ctx.params["markdown"]:
+    typed = set(typed_names(ctx))
+    _refuse(typed >= {"no_stdin", "stdin_position"}, "--no-stdin", "--stdin-position")
+    _refuse(typed >= {"stream_json", "no_stream"}, "--stream-json", "--no-stream")
+    if is_machine_read and "markdown" in typed and ctx.params["markdown"]:
         raise UsageError("--markdown is for people", hint="Leave it out.")
-    if is_typed("allow_tool") and not has_tools:
+    if "allow_tool" in typed and not has_tools:
         raise UsageError("--allow-tool needs tools", hint="Give --tools FILE.py or --mcp FILE.")
 
 

@@ -74,6 +74,12 @@ def settings_of(ctx: typer.Context) -> Settings:
     return ctx.ensure_object(Settings)
 
 
+def typed_names(ctx: typer.Context) -> list[str]:
+    """The parameters that stand on the command line, by their names in the code."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return [name for name, s in sources.items() if s is not None and s.name == "COMMANDLINE"]
+
+
 class HelpPages:
     """What groups and commands share: the layout of their help page."""
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from nvcli import __version__
 from nvcli.cli import chat as chat_command
 from nvcli.cli.console import is_terminal
-from nvcli.cli.sessions import open_session
-from nvcli.cli.toolbox import open_tools
+from nvcli.cli.sessions import open_session, open_tools
 from nvcli.client import ServerModel
 from nvcli.errors import NvcliError
 from nvcli.repl.numbers import short_count

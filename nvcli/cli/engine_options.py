@@ -6,11 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from nvcli.cli.declare import CLUSTER, FLOAT, INT, LENGTH, MODEL, option
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nvcli.cluster.replicated_engine import ReplicatedEngine
 
 ModelOpt = Annotated[
     str | None,
@@ -156,3 +161,20 @@ def check_replicas(replicas: int | None, ray_address: str | None) -> None:
         raise UsageError("--ray-address is for --replicas N")
     if replicas is not None and replicas < 1:
         raise UsageError(f"--replicas must be at least 1, got {replicas}", param="replicas")
+
+
+def replicas_loader(
+    config: EngineConfig, num_replicas: int, address: str | None, note: Callable[[str], None]
+) -> Callable[[], ReplicatedEngine]:
+    """Raises `UsageError` at once where Ray is not installed; what `ReplicatedEngine` raises comes
+    when it is called."""
+    from nvcli.cluster.runtime import require_ray
+
+    require_ray()
+
+    def load() -> ReplicatedEngine:
+        from nvcli.cluster.replicated_engine import ReplicatedEngine
+
+        return ReplicatedEngine(config, num_replicas, address=address, note=note)
+
+    return load

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.cli import chat as chat_command
 from nvcli.cli.console import dump_json, is_terminal, print_text, timings_json, usage_json
-from nvcli.cli.sessions import open_session
-from nvcli.cli.toolbox import open_tools
+from nvcli.cli.sessions import open_session, open_tools
 from nvcli.errors import InterruptedRunError, NvcliError, RequestError
 from nvcli.repl.command_turns import code_blocks
 from nvcli.repl.numbers import SEPARATOR, emptiness, statistics_line

@@ -13,8 +13,7 @@ from nvcli.cli import engine_options
 from nvcli.cli import serve_options as opts
 from nvcli.cli.bundles import bundled
 from nvcli.cli.command import settings_of
-from nvcli.cli.engine_options import EngineOptions, check_replicas
-from nvcli.cli.replicas import replicas_loader
+from nvcli.cli.engine_options import EngineOptions, check_replicas, replicas_loader
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError
-from nvcli.protocol import ChatRequest, PreparedPrompt, engine_request, prepare_chat
+from nvcli.protocol import ChatRequest, PreparedPrompt, prepare_chat
 from nvcli.protocol.message_events import MessageEvents
 from nvcli.protocol.messages import parse_messages_request
 from nvcli.server.chat import needs_grammar, note_request
 from nvcli.server.errors import anthropic_error_body
-from nvcli.server.generate import outputs_of, prepare, start, while_connected
+from nvcli.server.generate import outputs_of, prepare, start, turn_request, while_connected
 from nvcli.server.json_io import JSONBody, read_object
 from nvcli.server.sse import EventStream, named_event
 
@@ -28,17 +27,10 @@ if TYPE_CHECKING:
     from nvcli.server.state import ServerState
 
 
-@dataclass(frozen=True, slots=True)
-class MessageJob:
-    request: ChatRequest
-    prompt: PreparedPrompt
-    engine: Request
-    model: str
-
-
 def _prompt(
     state: ServerState, body: dict[str, Any], *, needs_limit: bool
 ) -> tuple[ChatRequest, PreparedPrompt]:
+    """Check, render and tokenize. Raises every error that is the request's own fault."""
     request = parse_messages_request(
         body, is_strict=state.config.is_strict, needs_limit=needs_limit
     )
@@ -47,33 +39,30 @@ def _prompt(
     return request, prepare_chat(request, state.tokenizer, max_model_len=limit)
 
 
-def message_job(state: ServerState, body: dict[str, Any]) -> MessageJob:
-    """Check, render and tokenize. Raises every error that is the request's own fault."""
-    request, prompt = _prompt(state, body, needs_limit=True)
-    engine = engine_request(
-        state.llm, prompt, request, request_id=state.bridge.new_id(), is_streaming=True
-    )
-    return MessageJob(request, prompt, engine, request.model or state.model)
-
-
 async def create_message(state: ServerState, http: HTTPRequest) -> ASGIApp:
     state.check_accepting()
     body = await read_object(http)
-    job: MessageJob = await prepare(
-        http, lambda: message_job(state, body), is_slow=needs_grammar(body)
-    )
-    note_request(http, job.request.ignored_fields, 0)
+
+    def work() -> tuple[ChatRequest, Request]:
+        request, prompt = _prompt(state, body, needs_limit=True)
+        return request, turn_request(state, request, prompt)
+
+    request, engine = await prepare(http, work, is_slow=needs_grammar(body))
+    note_request(http, request.ignored_fields, 0)
     events = MessageEvents(
-        job.request, message_id=f"msg_{uuid.uuid4().hex}", model=job.model, sign=state.sealer.sign
+        request,
+        message_id=f"msg_{uuid.uuid4().hex}",
+        model=request.model or state.model,
+        sign=state.sealer.sign,
     )
-    groups = start(state, [job.engine])
-    if job.request.stream:
-        stream = _stream(state, job, events, groups, http.scope["request_id"])
+    groups = start(state, [engine])
+    if request.stream:
+        stream = _stream(state, engine, events, groups, http.scope["request_id"])
         ping_interval = state.config.ping_interval
         return EventStream(stream, ping_interval=ping_interval, close=groups.close)
 
     async def run() -> None:
-        async for _, output in outputs_of(state, groups, [job.engine]):
+        async for _, output in outputs_of(state, groups, [engine]):
             for _ in events.feed(output):
                 pass
 
@@ -86,13 +75,13 @@ async def create_message(state: ServerState, http: HTTPRequest) -> ASGIApp:
 
 async def _stream(
     state: ServerState,
-    job: MessageJob,
+    engine: Request,
     events: MessageEvents,
     groups: OutputGroups,
     request_id: str,
 ) -> AsyncGenerator[bytes, None]:
     try:
-        async for _, output in outputs_of(state, groups, [job.engine]):
+        async for _, output in outputs_of(state, groups, [engine]):
             data = b"".join(named_event(event["type"], event) for event in events.feed(output))
             if data:
                 yield data
