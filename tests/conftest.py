@@ -46,7 +46,7 @@ def own_signals() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fixed_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
-        if name.startswith("NVCLI_"):
+        if name.startswith("NVCLI_") or name == "XDG_RUNTIME_DIR":  # where a server may listen
             monkeypatch.delenv(name)
     for name in ("NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES"):
         monkeypatch.delenv(name, raising=False)

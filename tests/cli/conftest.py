@@ -59,5 +59,4 @@ class Cli:
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch) -> Cli:
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)  # no server of the developer's
     return Cli(monkeypatch)

@@ -68,7 +68,7 @@ def test_file_dash_is_stdin(cli: Cli) -> None:
     assert sent(cli) == "```standard input\ntext\n```\n\nexplain"
 
 
-def test_invalid_bytes_are_replaced_and_said(cli: Cli, tmp_path: Path) -> None:
+def test_invalid_bytes_are_replaced_and_said(cli: Cli) -> None:
     result = cli("chat", "x", stdin=b"caf\xe9\n")
     assert sent(cli) == "caf�\n\nx"
     assert result.err == "nvcli: standard input is not UTF-8 from byte 3; bad bytes were replaced\n"

@@ -65,10 +65,8 @@ class PtyChat:
             **os.environ,
             "FAKE_CHAT_LOG": str(self.log.path),
             "PROMPT_TOOLKIT_NO_CPR": "1",
-            "XDG_STATE_HOME": str(tmp_path / "state"),
         }
         env.pop("COLUMNS", None)
-        env.pop("XDG_RUNTIME_DIR", None)
         go, started = os.pipe()
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
@@ -180,11 +178,9 @@ class Tmux:
             **os.environ,
             "PS1": "$ ",
             "FAKE_CHAT_LOG": str(self.log.path),
-            "XDG_STATE_HOME": str(tmp_path / "state"),
             "PYTHONPATH": str(ROOT),
         }
         env.pop("COLUMNS", None)
-        env.pop("XDG_RUNTIME_DIR", None)
         env.pop("TMUX", None)
         size = ["-x", str(width), "-y", str(height)]
         command = ["tmux", "-L", self._name, "-f", "/dev/null", "new-session", "-d", *size]

@@ -201,7 +201,7 @@ def test_a_terminal_too_narrow_for_the_count_of_thinking_keeps_one_row() -> None
     assert "".join(terminal.rows).startswith("thought")
 
 
-def test_live_tail_shows_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_tail_shows_what_is_new() -> None:
     terminal = TinyTerminal(80)
     answer = MarkdownAnswer(terminal.screen(), clock=iter(range(99)).__next__)
     answer.feed("Done.\n\nHalf a sen")
