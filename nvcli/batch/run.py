@@ -19,14 +19,15 @@ from __future__ import annotations
 import queue
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nvcli.batch.admission import Waves
+from nvcli.batch.attached_outputs import HttpOutput
 from nvcli.batch.engine import max_num_seqs
 from nvcli.batch.feed import Failed, Fed, Feed, FeedEnd, Prepared, Preparer, Warned
 from nvcli.batch.options import Order
-from nvcli.batch.records import failure_of
-from nvcli.batch.running import Running
+from nvcli.batch.records import failed, failure_of
 from nvcli.batch.signals import Wish, handle_signals
 from nvcli.errors import (
     EngineClosedError,
@@ -60,6 +61,26 @@ class TooManyErrorsError(NvcliError):
     """`--max-errors` was passed."""
 
     code = "too_many_errors"
+
+
+@dataclass(slots=True)
+class Running:
+    """A record in the engine: the outputs of each of its requests as they come."""
+
+    item: Prepared
+    outputs: list[list[RequestOutput]] = field(default_factory=list)
+    num_open: int = 0
+
+    @property
+    def num_sequences(self) -> int:
+        return sum(request.params.num_sequences for request in self.item.requests)
+
+    def failure(self, output: RequestOutput) -> Failure:
+        """What a record ends as when one of its outputs is an error."""
+        code = output.error_code or str(output.finish_reason)
+        message = output.error or "the request was aborted"
+        status = output.status if isinstance(output, HttpOutput) else 500
+        return failed(self.item.record, code, message, status=status)
 
 
 class BatchRun:
