@@ -94,6 +94,17 @@ class Served:
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
 
+    def post_text(self, path: str, text: str | bytes) -> httpx.Response:
+        """A body as it stands, which is said to be JSON."""
+        headers = {"content-type": "application/json"}
+        return self.client.post(path, content=text, headers=headers)
+
+    def prompt(self, number: int = -1) -> str:
+        """What the engine was asked to go on from, as text."""
+        ids = self.llm.prompts[number]
+        text: str = self.llm.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
     def chat(self, **fields: Any) -> dict[str, Any]:
         """A chat completion that must succeed."""
         response = self.post("/v1/chat/completions", {**DEFAULTS, **fields})

@@ -50,18 +50,13 @@ def create(client: Anthropic, **fields: Any) -> Any:
     )
 
 
-def prompt_of(served: Served) -> str:
-    text: str = served.llm.tokenizer.decode(served.llm.prompts[-1], skip_special_tokens=False)
-    return text
-
-
 def test_a_message(connect: Any) -> None:
     client, served = connect("Hello!")
     message = create(client, system=[{"type": "text", "text": "Be terse."}])
     assert message.content[0].text == "Hello!"
     assert message.stop_reason == "end_turn"
     assert message.usage.output_tokens == 7
-    prompt = prompt_of(served)
+    prompt = served.prompt()
     assert "Be terse." in prompt
     assert prompt.endswith("<think>\n\n</think>\n\n")  # thinking is off unless asked for
     counted = client.messages.count_tokens(model="scripted", messages=USER, system="Be terse.")
@@ -114,7 +109,7 @@ def test_a_tool_loop_keeps_its_thinking(connect: Any) -> None:
         },
     ]
     create(client, messages=messages, tools=[TOOL])
-    prompt = prompt_of(served)
+    prompt = served.prompt()
     assert "secret plan" in prompt
     assert '{"at": "世"}' in prompt
     assert "<tool_response>\na tree\n</tool_response>" in prompt
@@ -124,7 +119,7 @@ def test_an_answer_that_has_begun_is_continued(connect: Any) -> None:
     client, served = connect("lo")
     messages: Any = [*USER, {"role": "assistant", "content": "Hel"}]
     assert create(client, messages=messages).content[0].text == "lo"
-    assert prompt_of(served).endswith("Hel")
+    assert served.prompt().endswith("Hel")
 
 
 def test_ends(connect: Any) -> None:

@@ -298,19 +298,16 @@ def test_cancel_keeps_what_is_done(serve: Serve, client_of: Any, tmp_path: Path)
     config = ServerConfig(storage=tmp_path)
     served = serve("x" * 40, config=config, delay_s=0.02, max_num_seqs=2)
     client = client_of(served)
-    file = client.files.create(
-        file=("in.jsonl", as_jsonl([line(str(i)) for i in range(40)])), purpose="batch"
-    )
-    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    wait_completed(client, batch.id, 2)
+    _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(40)]))
+    wait_completed(client, batch_id, 2)
     assert served.chat()["choices"]  # others are answered beside it
-    assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
-    done = wait_for(client, batch.id)
+    assert client.batches.cancel(batch_id).status in ("cancelling", "cancelled")
+    done = wait_for(client, batch_id)
     assert done.status == "cancelled"
     assert 2 <= done.request_counts.completed < 40
     check_parted(client, done, 40, "batch_cancelled")
     served.wait_idle()
-    assert client.batches.cancel(batch.id).status == "cancelled"
+    assert client.batches.cancel(batch_id).status == "cancelled"
 
 
 def test_a_batch_that_is_out_of_time_expires(
@@ -374,16 +371,13 @@ def test_a_restarted_server_goes_on(serve: Serve, client_of: Any, tmp_path: Path
     config = ServerConfig(storage=tmp_path)
     first = serve("x" * 30, config=config, delay_s=0.02, max_num_seqs=2)
     client = client_of(first)
-    file = client.files.create(
-        file=("in.jsonl", as_jsonl([line(str(i)) for i in range(30)])), purpose="batch"
-    )
-    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    wait_completed(client, batch.id, 3)
+    _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(30)]))
+    wait_completed(client, batch_id, 3)
     stop(first)
     first.wait_idle()
     second = serve("x" * 30, config=config)
     again = client_of(second)
-    done = wait_for(again, batch.id)
+    done = wait_for(again, batch_id)
     assert done.status == "completed"
     assert done.request_counts.completed == 30
     ids = [value["custom_id"] for value in lines_of(again, done.output_file_id)]

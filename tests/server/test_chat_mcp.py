@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import DEFAULTS, Serve, Served
-from tests.server.test_mcp import Turns, call, prompt_of, serve_mcp, tool, turns
+from tests.server.test_mcp import Turns, call, serve_mcp, tool, turns
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 CHAT = "/v1/chat/completions"
@@ -64,7 +64,7 @@ def test_the_answer_of_two_turns(serve: Serve, turns: Turns, tmp_path: Path) -> 
     assert choice["message"]["reasoning"] == "hm"
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "stop"
-    first, second = prompt_of(served, 0), prompt_of(served, 1)
+    first, second = served.prompt(0), served.prompt(1)
     assert second.startswith(first)
     assert "<tool_response>\n42\n</tool_response>" in second
     assert reply["usage"]["prompt_tokens"] == sum(map(len, served.llm.prompts[:2]))

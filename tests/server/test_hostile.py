@@ -211,9 +211,7 @@ def try_fields(served: Served, section: str, every: int) -> None:
     pairs = [(name, value) for name in names for value in VALUES]
     for name, value in pairs[::every]:
         body = {**good, name: value}
-        data = json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
-        response = served.client.post(path, content=data, headers=headers)
+        response = served.post_text(path, json.dumps(body))
         told = (path, name, str(value)[:100], response.text[:300])
         assert response.status_code in (200, 400, 404), told
         if response.status_code != 200:

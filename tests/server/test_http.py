@@ -61,8 +61,7 @@ def served(serve: Serve) -> Served:
     ],
 )
 def test_a_body_that_is_no_request_is_a_400(served: Served, body: bytes) -> None:
-    headers = {"content-type": "application/json"}
-    response = served.client.post(CHAT, content=body, headers=headers)
+    response = served.post_text(CHAT, body)
     check_error(response, 400)
     assert served.chat()["choices"][0]["message"]["content"] == "Hello!"
 
@@ -119,7 +118,7 @@ def test_a_bad_field_is_a_400_that_names_it(
 @pytest.mark.parametrize("limit", [10**9, 2**63, 10**30])
 def test_a_huge_limit_is_the_room_there_is(served: Served, name: str, limit: int) -> None:
     body = json.dumps({**DEFAULTS, name: limit})
-    response = served.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    response = served.post_text(CHAT, body)
     assert response.status_code == 200, response.text
 
 
@@ -134,8 +133,7 @@ def test_an_error_is_bounded(served: Served) -> None:
 
 def test_lone_surrogates_become_valid_json(served: Served) -> None:
     raw = b'{"model":"scripted","messages":[{"role":"user","content":"\\ud83d x"}]}'
-    headers = {"content-type": "application/json"}
-    response = served.client.post(CHAT, content=raw, headers=headers)
+    response = served.post_text(CHAT, raw)
     assert response.status_code in (200, 400)
     json.loads(response.content.decode("utf-8"))
 
@@ -203,8 +201,7 @@ def test_large_requests_take_turns(serve: Serve, monkeypatch: pytest.MonkeyPatch
 
 def test_a_body_of_countless_lists(served: Served) -> None:
     lists = b'{"model": "scripted", "prompt": [' + b"[]," * 600_000 + b"[]]}"
-    headers = {"content-type": "application/json"}
-    response = served.client.post("/v1/completions", content=lists, headers=headers)
+    response = served.post_text("/v1/completions", lists)
     assert "over 500,000 objects and lists" in check_error(response, 400)["message"]
     text = {"model": "scripted", "prompt": "[{" * 400_000}  # in a text they are nothing
     error = check_error(served.post("/v1/completions", text), 400, "context_length_exceeded")

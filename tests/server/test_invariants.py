@@ -250,8 +250,7 @@ def test_completions_stream_and_body_agree(
 @given(data=st.binary(max_size=200))
 def test_any_bytes_as_a_body_give_a_json_error(rig: Rig, data: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
-        headers = {"content-type": "application/json"}
-        response = rig.served.client.post(path, content=data, headers=headers)
+        response = rig.served.post_text(path, data)
         assert 200 <= response.status_code < 500
         assert isinstance(response.json(), dict)
         assert len(response.content) < 8192
@@ -325,9 +324,7 @@ def test_any_value_of_any_field_is_answered(rig: Rig, name: str, value: Any) -> 
     rig.say(rig.tokenizer.encode("ok"))
     for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
         body = {**DEFAULTS, "prompt": "x", "max_tokens": 4, name: value}
-        raw = json.dumps(body).encode()
-        headers = {"content-type": "application/json"}
-        response = rig.served.client.post(path, content=raw, headers=headers)
+        response = rig.served.post_text(path, json.dumps(body))
         assert response.status_code in (200, 400, 404), response.text
         if "text/event-stream" not in response.headers["content-type"]:
             assert isinstance(response.json(), dict)

@@ -17,6 +17,7 @@ from nvcli.server.config import ServerConfig
 from nvcli.text import Tokenizer
 from tests.server.conftest import Serve, Served, parse_events
 from tests.server.scripted_llm import Script
+from tests.server.test_responses import create
 from tests.waiting import PATIENCE_S, limits
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
@@ -59,13 +60,6 @@ def write(folder: Path, *kinds: str) -> Path:
 
 def tool(label: str, **fields: Any) -> dict[str, Any]:
     return {"type": "mcp", "server_label": label, "require_approval": "never", **fields}
-
-
-def create(served: Served, **fields: Any) -> dict[str, Any]:
-    response = served.post(PATH, {"model": "scripted", "input": "hi", **fields})
-    assert response.status_code == 200, response.text
-    value: dict[str, Any] = response.json()
-    return value
 
 
 def stream(served: Served, **fields: Any) -> list[Any]:
@@ -111,12 +105,6 @@ def serve_mcp(serve: Serve, script: Script, folder: Path, *names: str, **more: A
     return serve(script, config=config, max_model_len=8192, num_blocks=2048)
 
 
-def prompt_of(served: Served, number: int = -1) -> str:
-    ids = served.llm.prompts[number]
-    text: str = served.llm.tokenizer.decode(ids, skip_special_tokens=False)
-    return text
-
-
 def test_a_call_is_made_and_the_model_goes_on(serve: Serve, turns: Turns, tmp_path: Path) -> None:
     script = turns(
         "<think>\nhm\n</think>\n\nLet me see." + call("multiply", '{"a": 6, "b": 7}'), "It is 42."
@@ -131,7 +119,7 @@ def test_a_call_is_made_and_the_model_goes_on(serve: Serve, turns: Turns, tmp_pa
     assert made["output"] == "42"
     assert (made["name"], made["server_label"]) == ("multiply", "good")
     assert message["content"][0]["text"] == "It is 42."
-    first, second = prompt_of(served, 0), prompt_of(served, 1)
+    first, second = served.prompt(0), served.prompt(1)
     assert '"multiply"' in first
     assert second.startswith(first)  # all of it is in the prefix cache
     assert "<tool_response>\n42\n</tool_response>" in second
@@ -148,7 +136,7 @@ def test_a_call_is_made_and_the_model_goes_on(serve: Serve, turns: Turns, tmp_pa
     # The next response knows the list, and the model reads the call again.
     script = create(served, tools=[tool("good")], previous_response_id=final["id"])
     assert kinds(script) == ["message"]
-    assert "<tool_response>\n42\n</tool_response>" in prompt_of(served)
+    assert "<tool_response>\n42\n</tool_response>" in served.prompt()
     served.wait_idle()
 
 
@@ -162,7 +150,7 @@ def test_stream_and_reply_are_the_same(serve: Serve, turns: Turns, tmp_path: Pat
     failed = whole["output"][2]
     assert failed["status"] == "failed"
     assert failed["error"] == "Error executing tool fail"
-    assert "error: Error executing tool fail" in prompt_of(served)
+    assert "error: Error executing tool fail" in served.prompt()
 
 
 def test_functions_beside_a_server(serve: Serve, turns: Turns, tmp_path: Path) -> None:
@@ -179,7 +167,7 @@ def test_functions_beside_a_server(serve: Serve, turns: Turns, tmp_path: Path) -
         served, tools=[own, tool("good")], input=[output], previous_response_id=first["id"]
     )
     assert kinds(second) == ["message"]
-    prompt = prompt_of(served)
+    prompt = served.prompt()
     assert prompt.index("good_read") < prompt.index("content of y") < prompt.index("mine")
 
 
@@ -205,14 +193,14 @@ def test_approval(serve: Serve, turns: Turns, tmp_path: Path) -> None:
     assert kinds(second) == ["mcp_call", "message"]
     assert second["output"][0]["approval_request_id"] == request["id"]
     assert second["output"][0]["output"] == "content of y"
-    assert "<tool_response>\ncontent of y\n</tool_response>" in prompt_of(served)
+    assert "<tool_response>\ncontent of y\n</tool_response>" in served.prompt()
     # It is not made a second time when the conversation goes on.
     third = create(served, tools=[asking], previous_response_id=second["id"])
     assert kinds(third) == ["message"]
-    assert prompt_of(served).count("content of y") == 1
+    assert served.prompt().count("content of y") == 1
     declined = answer(False)
     assert kinds(declined) == ["message"]
-    assert "The user did not allow this call." in prompt_of(served)
+    assert "The user did not allow this call." in served.prompt()
     for fields, param in (
         ({"tools": []}, "input[0].approval_request_id"),
         ({"tools": [{**asking, "allowed_tools": ["fail"]}]}, "input[0].approval_request_id"),
@@ -241,7 +229,7 @@ def test_allowed_tools_and_choice(serve: Serve, turns: Turns, tmp_path: Path) ->
     served = serve_mcp(serve, turns(call("read"), "Done."), tmp_path, "good")
     first = create(served, tools=[tool("good", allowed_tools=["read", "fail"])])
     assert [item["name"] for item in first["output"][0]["tools"]] == ["read", "fail"]
-    assert "multiply" not in prompt_of(served)
+    assert "multiply" not in served.prompt()
     chosen = {"type": "mcp", "server_label": "good", "name": "read"}
     create(served, tools=[tool("good")], tool_choice=chosen)
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [chosen]}
@@ -266,7 +254,7 @@ def test_limits_of_calls_and_tokens(serve: Serve, turns: Turns, tmp_path: Path) 
     limited = create(served, tools=[tool("good")], max_tool_calls=2)
     calls = [item for item in limited["output"] if item["type"] == "mcp_call"]
     assert [item["output"] for item in calls] == ["content of x", "content of x"]
-    assert "<tools>" not in prompt_of(served)  # after the limit there are none
+    assert "<tools>" not in served.prompt()  # after the limit there are none
     used = limited["usage"]["output_tokens"]
     cut = create(served, tools=[tool("good")], max_output_tokens=used // 4)
     assert cut["status"] == "incomplete"

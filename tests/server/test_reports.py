@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import DEFAULTS, Serve, Served
+from tests.server.conftest import DEFAULTS, Serve
 
 CHAT = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -34,12 +34,6 @@ def arguments(chunks: list[dict[str, Any]]) -> dict[int, str]:
 def finish(chunks: list[dict[str, Any]]) -> list[str]:
     reasons = [c["finish_reason"] for chunk in chunks for c in chunk["choices"]]
     return [reason for reason in reasons if reason is not None]
-
-
-def prompt_of(served: Served) -> str:
-    ids = served.llm.prompts[-1]
-    text: str = served.llm.tokenizer.decode(ids, skip_special_tokens=False)
-    return text
 
 
 @pytest.mark.parametrize(
@@ -207,7 +201,7 @@ def test_v4_ids_out_of_range_with_min_tokens(serve: Serve) -> None:
 def test_v15_developer_and_other_odd_histories(serve: Serve, messages: Any) -> None:
     served = serve("ok")
     assert served.chat(messages=messages)["choices"][0]["message"]["content"] == "ok"
-    prompt = prompt_of(served)
+    prompt = served.prompt()
     assert "Be terse." in prompt
     if messages[0]["role"] != "assistant":
         assert prompt.startswith("<|im_start|>system\nBe terse.<|im_end|>\n")
@@ -231,8 +225,8 @@ def test_earlier_reasoning_does_not_reach_the_prompt(serve: Serve) -> None:
             answer[field] = "secret"
         user = {"role": "user", "content": "hi"}
         served.chat(messages=[user, answer, user])
-        assert "secret" not in prompt_of(served)
-        assert "Hello" in prompt_of(served)
+        assert "secret" not in served.prompt()
+        assert "Hello" in served.prompt()
 
 
 @pytest.mark.parametrize(
@@ -250,7 +244,7 @@ def test_earlier_reasoning_does_not_reach_the_prompt(serve: Serve) -> None:
 def test_which_switch_wins(serve: Serve, fields: dict[str, Any], thinks: bool) -> None:
     served = serve("ok")
     served.chat(**fields)
-    assert prompt_of(served).endswith("<think>\n\n</think>\n\n") != thinks
+    assert served.prompt().endswith("<think>\n\n</think>\n\n") != thinks
     params = served.llm.requests[-1].params
     assert params.temperature == (0.6 if thinks else 0.7)  # follows the state, where left out
 

@@ -171,11 +171,11 @@ def test_a_chain_keeps_calls_and_their_output(serve: Serve) -> None:
     """P4; instructions are not inherited."""
     served = serve(f"<think>\nhm\n</think>\n\n{CALL}")
     first = create(served, tools=[LOOK], instructions="Be terse.")
-    assert "Be terse." in prompt_of(served)
+    assert "Be terse." in served.prompt()
     call = first["output"][-1]
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "a tree"}
     second = create(served, tools=[LOOK], input=[output], previous_response_id=first["id"])
-    prompt = prompt_of(served)
+    prompt = served.prompt()
     assert "Be terse." not in prompt
     assert '<tool_call>\n{"name": "look", "arguments": {"at": "世"}}\n</tool_call>' in prompt
     assert "<tool_response>\na tree\n</tool_response>" in prompt
@@ -190,12 +190,6 @@ def test_a_chain_keeps_calls_and_their_output(serve: Serve) -> None:
     after = {"limit": 9, "after": page["last_id"]}
     rest = served.client.get(f"{PATH}/{second['id']}/input_items", params=after).json()
     assert len(rest["data"]) == 2
-
-
-def prompt_of(served: Served) -> str:
-    ids = served.llm.prompts[-1]
-    text: str = served.llm.tokenizer.decode(ids, skip_special_tokens=False)
-    return text
 
 
 def test_items_by_hand_and_by_reference(serve: Serve) -> None:
@@ -217,7 +211,7 @@ def test_items_by_hand_and_by_reference(serve: Serve) -> None:
         {"role": "user", "content": "two"},
     ]
     create(served, input=items, tools=[LOOK])
-    prompt = prompt_of(served)
+    prompt = served.prompt()
     assert "A\n\nB" in prompt
     assert prompt.index("one") < prompt.index("Hello") < prompt.index("\nT\n") < prompt.index("two")
     create(served, input=[{"role": "developer", "content": "only"}])
@@ -236,7 +230,7 @@ def test_sealed_reasoning_comes_back(serve: Serve) -> None:
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
     items = [{"role": "user", "content": "hi"}, carried, call, output]
     create(served, tools=[LOOK], input=items, store=False)
-    assert "secret plan" in prompt_of(served)
+    assert "secret plan" in served.prompt()
     carried["encrypted_content"] = "AAAA"
     response = served.post(PATH, {"model": "scripted", "input": items})
     assert response.status_code == 400
@@ -339,7 +333,7 @@ def test_truncation(serve: Serve) -> None:
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
     create(served, input=items, truncation="auto")
-    prompt = prompt_of(served)
+    prompt = served.prompt()
     assert "7 xxx" in prompt
     assert "0 xxx" not in prompt
 
