@@ -107,10 +107,10 @@ def closed(
 
 
 def closed_steps(
-    model: PerfModel, b: int, n_in: int, n_out: float, cached: int = 0, lens: Sequence[int] = ()
+    model: PerfModel, b: int, n_in: int, n_out: float, lens: Sequence[int] = ()
 ) -> Steps:
     """The steps of a closed loop of b requests that all run."""
-    load = _Load(model, n_in, n_out, cached, lens)
+    load = _Load(model, n_in, n_out, 0, lens)
     if b <= 1:
         step, alone = model.decode(1, load.context), load.alone() / load.pieces
         steps = max(n_out - 1, 0) + load.pieces

@@ -49,10 +49,10 @@ class Fields:
         name = self.name(field)
         raise InvalidParameterError(f"{name} {rule}", param=name)
 
-    def refuse(self, field: str, missing: str, hint: str | None = None) -> NoReturn:
+    def refuse(self, field: str, missing: str) -> NoReturn:
         """Refuse a field by name: `missing` says what is not there."""
         name = self.name(field)
-        raise UnsupportedFieldError(f"{name}: {missing}", hint=hint, param=name)
+        raise UnsupportedFieldError(f"{name}: {missing}", param=name)
 
     # --- values -----------------------------------------------------------------------------------
 
