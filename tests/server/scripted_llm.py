@@ -15,14 +15,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from nvcli.config import EngineConfig
-from nvcli.engine.default_sampling import PLAIN_SAMPLING, THINKING_SAMPLING
 from nvcli.engine.engine import Engine, Request
 from nvcli.engine.engine_thread import EngineThread
-from nvcli.engine.grammar import Grammar, GrammarCompiler, GrammarSpec
+from nvcli.engine.grammar import Grammar, GrammarSpec
 from nvcli.engine.step import StepPlan, StepResult
 from nvcli.errors import EngineClosedError
+from nvcli.llm import Described
 from nvcli.text import Tokenizer
-from nvcli.types import SamplingParams, TokenLogprob
+from nvcli.types import TokenLogprob
 from tests.scripted_device import ScriptedDevice, ScriptedTicket
 from tests.text.tiny_tokenizer import write_tokenizer
 
@@ -76,7 +76,7 @@ def _logprob(token_id: int, k: int) -> TokenLogprob:
     return TokenLogprob(token_id, -0.25, 1, top)
 
 
-class ScriptedLLM:
+class ScriptedLLM(Described):
     """`script(prompt ids)` gives the ids of the answer; after them comes the end of the turn."""
 
     def __init__(
@@ -90,7 +90,8 @@ class ScriptedLLM:
         **device: Any,
     ) -> None:
         self.config = EngineConfig(model="scripted", max_num_seqs=device.get("max_num_seqs"))
-        self.tokenizer = tokenizer
+        self.model_name = "scripted"
+        self._tokenizer = tokenizer
         self.folder = folder
         self.model_config = SimpleNamespace(sampling_defaults={})
         self.startup = SimpleNamespace(stage_s={"weights": 0.01}, device="cpu")
@@ -98,7 +99,6 @@ class ScriptedLLM:
         self.requests: list[Request] = []
         eos = tokenizer.id_of("<|im_end|>")
         assert eos is not None
-        self.eos = eos
         self.eos_token_ids = frozenset({eos})
 
         def endless(prompt: tuple[int, ...]) -> Sequence[int]:
@@ -115,14 +115,8 @@ class ScriptedLLM:
             seed=0,
         )
         self._thread = EngineThread(self.engine)
-        self.supports_thinking = True
-        self._compiler: GrammarCompiler | None = None
         self.vocab_size = VOCABULARY
         self.hidden_size = 64
-
-    @property
-    def model_name(self) -> str:
-        return "scripted"
 
     @property
     def max_model_len(self) -> int:
@@ -140,18 +134,9 @@ class ScriptedLLM:
     def error(self) -> EngineClosedError | None:
         return self._thread.error
 
-    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
-        values = dict(THINKING_SAMPLING if enable_thinking else PLAIN_SAMPLING)
-        values.update({k: v for k, v in overrides.items() if v is not None})
-        return SamplingParams(**values)
-
     def compile_grammar(self, spec: GrammarSpec) -> Grammar:
         """It is checked, but an answer that is written down keeps to no grammar."""
-        if self._compiler is None:
-            self._compiler = GrammarCompiler(
-                self.tokenizer, vocab_size=VOCABULARY, eos_token_ids=(self.eos,)
-            )
-        return cast(Grammar, self._compiler.compile(spec) and None)
+        return cast(Grammar, super().compile_grammar(spec) and None)
 
     def submit(self, request: Request, sink: Any) -> None:
         self.requests.append(request)
