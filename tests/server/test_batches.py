@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from openai import OpenAI  # takes a second: only where it is used
 
 CHAT = "/v1/chat/completions"
+Storing = Callable[..., tuple[Served, Any]]
 
 
 def line(custom_id: str, **fields: Any) -> dict[str, Any]:
@@ -38,12 +39,14 @@ def as_jsonl(records: list[Any]) -> bytes:
 
 
 @pytest.fixture
-def client_of() -> Iterator[Any]:
+def storing(serve: Serve, tmp_path: Path) -> Iterator[Storing]:
+    """`storing("text")`: a server with a storage, the same each time, and OpenAI's client of it."""
     from openai import OpenAI
 
     clients: list[OpenAI] = []
 
-    def make(served: Served) -> OpenAI:
+    def start(script: str, **options: Any) -> tuple[Served, OpenAI]:
+        served = serve(script, config=ServerConfig(storage=tmp_path), **options)
         client = OpenAI(
             base_url=f"{served.url}/v1",
             api_key="none",
@@ -52,15 +55,15 @@ def client_of() -> Iterator[Any]:
         )
         client.models.list()
         clients.append(client)
-        return client
+        return served, client
 
-    yield make
+    yield start
     for client in clients:
         client.close()
 
 
-def test_forms(serve: Serve, tmp_path: Path) -> None:
-    served = serve("x", config=ServerConfig(storage=tmp_path))
+def test_forms(storing: Storing) -> None:
+    served, _ = storing("x")
     kind = {"content-type": "multipart/form-data; boundary=b"}
 
     def upload(*heads: str) -> Any:
@@ -112,9 +115,8 @@ def lines_of(client: OpenAI, file_id: str) -> list[Any]:
     return [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
 
 
-def test_a_batch_from_upload_to_output(serve: Serve, client_of: Any, tmp_path: Path) -> None:
-    served = serve("<think>\nhm\n</think>\n\nHi 世!", config=ServerConfig(storage=tmp_path))
-    client = client_of(served)
+def test_a_batch_from_upload_to_output(storing: Storing) -> None:
+    served, client = storing("<think>\nhm\n</think>\n\nHi 世!")
     records = [line("a"), line("b", n=2), line("c", temperature=9), line("d", logprobs=True)]
     batch = run_batch(client, as_jsonl(records), metadata={"k": "v"})
     assert batch.status == "completed", batch.errors
@@ -150,9 +152,9 @@ def answer_all(client: OpenAI, url: str, bodies: list[dict[str, Any]]) -> list[A
     return [(found[i]["status_code"], found[i]["body"]) for i in range(len(bodies))]
 
 
-def test_a_batch_of_embeddings(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+def test_a_batch_of_embeddings(storing: Storing) -> None:
     """The same bodies as the endpoint gives, and the same refusals."""
-    served = serve("x", config=ServerConfig(storage=tmp_path))
+    served, client = storing("x")
     bodies: list[dict[str, Any]] = [
         {"input": "hello"},
         {"input": ["a", "b"], "dimensions": 32},
@@ -161,7 +163,7 @@ def test_a_batch_of_embeddings(serve: Serve, client_of: Any, tmp_path: Path) -> 
         {"input": ""},
         {"input": "x" * 2000},
     ]
-    answers = answer_all(client_of(served), "/v1/embeddings", bodies)
+    answers = answer_all(client, "/v1/embeddings", bodies)
     for body, (status, answer) in zip(bodies, answers, strict=True):
         direct = served.post("/v1/embeddings", {"model": "scripted", **body})
         assert status == direct.status_code
@@ -172,9 +174,9 @@ def test_a_batch_of_embeddings(serve: Serve, client_of: Any, tmp_path: Path) -> 
     served.wait_idle()
 
 
-def test_a_batch_of_responses(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+def test_a_batch_of_responses(storing: Storing) -> None:
     call = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
-    served = serve(f"<think>\nhm\n</think>\n\nHi!{call}", config=ServerConfig(storage=tmp_path))
+    served, client = storing(f"<think>\nhm\n</think>\n\nHi!{call}")
     look = {"type": "function", "name": "look", "parameters": {"type": "object"}}
     include = ["message.output_text.logprobs"]
     bodies: list[dict[str, Any]] = [
@@ -186,7 +188,6 @@ def test_a_batch_of_responses(serve: Serve, client_of: Any, tmp_path: Path) -> N
         {"input": [{"type": "item_reference", "id": "nope"}]},
         {"input": []},
     ]
-    client = client_of(served)
     answers = answer_all(client, "/v1/responses", bodies)
     assert [status for status, _ in answers] == [200, 200, 400, 400, 400, 400, 400]
 
@@ -204,9 +205,8 @@ def test_a_batch_of_responses(serve: Serve, client_of: Any, tmp_path: Path) -> N
     assert answers[2][1]["error"]["param"] == "previous_response_id"
 
 
-def test_files(serve: Serve, client_of: Any, tmp_path: Path) -> None:
-    served = serve("x", config=ServerConfig(storage=tmp_path))
-    client = client_of(served)
+def test_files(storing: Storing) -> None:
+    _, client = storing("x")
     data = b'{"a": "\r\n--\xff"}\n\r\n'
     file = client.files.create(file=("na/me.jsonl", data), purpose="batch")
     assert file.bytes == len(data)
@@ -219,8 +219,8 @@ def test_files(serve: Serve, client_of: Any, tmp_path: Path) -> None:
         )
 
 
-def test_bad_uploads(serve: Serve, tmp_path: Path) -> None:
-    served = serve("x", config=ServerConfig(storage=tmp_path))
+def test_bad_uploads(storing: Storing, tmp_path: Path) -> None:
+    served, _ = storing("x")
     post = served.client.post
     assert post("/v1/files", json={}).status_code == 415
     assert post("/v1/files", files={"file": b"x"}, data={"purpose": "fine-tune"}).status_code == 400
@@ -252,17 +252,17 @@ def test_without_storage_they_are_not_there(serve: Serve) -> None:
     ],
 )
 def test_a_file_that_is_no_batch_fails(
-    serve: Serve, client_of: Any, tmp_path: Path, records: Any, code: str, number: Any
+    storing: Storing, records: Any, code: str, number: Any
 ) -> None:
-    client = client_of(serve("x", config=ServerConfig(storage=tmp_path)))
+    _, client = storing("x")
     batch = run_batch(client, as_jsonl(records) or b"\n")
     assert batch.status == "failed"
     assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number)
     assert batch.failed_at
 
 
-def test_bad_batches(serve: Serve, tmp_path: Path) -> None:
-    served = serve("x", config=ServerConfig(storage=tmp_path))
+def test_bad_batches(storing: Storing) -> None:
+    served, _ = storing("x")
     made = served.client.post("/v1/files", files={"file": b"x"}, data={"purpose": "batch"}).json()
     good = {"input_file_id": made["id"], "endpoint": CHAT, "completion_window": "24h"}
     for fields, status in (
@@ -294,10 +294,8 @@ def check_parted(client: OpenAI, batch: Any, total: int, code: str) -> int:
     return len(good)
 
 
-def test_cancel_keeps_what_is_done(serve: Serve, client_of: Any, tmp_path: Path) -> None:
-    config = ServerConfig(storage=tmp_path)
-    served = serve("x" * 40, config=config, delay_s=0.02, max_num_seqs=2)
-    client = client_of(served)
+def test_cancel_keeps_what_is_done(storing: Storing) -> None:
+    served, client = storing("x" * 40, delay_s=0.02, max_num_seqs=2)
     _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(40)]))
     wait_completed(client, batch_id, 2)
     assert served.chat()["choices"]  # others are answered beside it
@@ -311,11 +309,10 @@ def test_cancel_keeps_what_is_done(serve: Serve, client_of: Any, tmp_path: Path)
 
 
 def test_a_batch_that_is_out_of_time_expires(
-    serve: Serve, client_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storing: Storing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_object, "WINDOW_S", 1)
-    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
-    client = client_of(served)
+    served, client = storing("x" * 30)
     served.llm.device.gate.clear()
     _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(5)]))
     done = wait_for(client, batch_id)
@@ -325,12 +322,10 @@ def test_a_batch_that_is_out_of_time_expires(
 
 
 def test_the_engine_dies_in_a_batch(
-    serve: Serve, client_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    storing: Storing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was answered until then is not lost, and what was not can be asked again."""
-    config = ServerConfig(storage=tmp_path)
-    served = serve("x" * 40, config=config, delay_s=0.02, max_num_seqs=2)
-    client = client_of(served)
+    served, client = storing("x" * 40, delay_s=0.02, max_num_seqs=2)
     _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(40)]))
     wait_completed(client, batch_id, 2)
     served.llm._thread.fail(EngineClosedError("the GPU is lost"))
@@ -343,16 +338,14 @@ def test_the_engine_dies_in_a_batch(
     ]
     stop(served)
     assert [path.name for path in (tmp_path / "batches").glob("batch_*")] == [f"{batch_id}.json"]
-    again = client_of(serve("x", config=config))  # the next server has it as it was
+    _, again = storing("x")  # the next server has it as it was
     assert again.batches.retrieve(batch_id) == done
 
 
 def test_a_cancelled_batch_of_a_server_that_was_killed_as_it_wrote(
-    serve: Serve, client_of: Any, tmp_path: Path
+    storing: Storing, tmp_path: Path
 ) -> None:
-    config = ServerConfig(storage=tmp_path)
-    served = serve("x" * 40, config=config, delay_s=0.02, max_num_seqs=2)
-    client = client_of(served)
+    served, client = storing("x" * 40, delay_s=0.02, max_num_seqs=2)
     _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(40)]))
     wait_completed(client, batch_id, 2)
     stop(served)
@@ -361,22 +354,19 @@ def test_a_cancelled_batch_of_a_server_that_was_killed_as_it_wrote(
         file.write(b'{"id": "batch_req_')
     path = folder / f"{batch_id}.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "status": "cancelling"}))
-    again = client_of(serve("x", config=config))
+    _, again = storing("x")
     done = wait_for(again, batch_id)
     assert done.status == "cancelled"
     assert check_parted(again, done, 40, "batch_cancelled") >= 2
 
 
-def test_a_restarted_server_goes_on(serve: Serve, client_of: Any, tmp_path: Path) -> None:
-    config = ServerConfig(storage=tmp_path)
-    first = serve("x" * 30, config=config, delay_s=0.02, max_num_seqs=2)
-    client = client_of(first)
+def test_a_restarted_server_goes_on(storing: Storing) -> None:
+    first, client = storing("x" * 30, delay_s=0.02, max_num_seqs=2)
     _, (batch_id,) = start(client, as_jsonl([line(str(i)) for i in range(30)]))
     wait_completed(client, batch_id, 3)
     stop(first)
     first.wait_idle()
-    second = serve("x" * 30, config=config)
-    again = client_of(second)
+    second, again = storing("x" * 30)
     done = wait_for(again, batch_id)
     assert done.status == "completed"
     assert done.request_counts.completed == 30
@@ -410,11 +400,10 @@ def wait_left_off(served: Served) -> None:
 
 
 def test_the_input_of_an_open_batch_stays(
-    serve: Serve, client_of: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    storing: Storing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that has vanished all the same fails the batch."""
-    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
-    client = client_of(served)
+    served, client = storing("x" * 30)
     served.llm.device.gate.clear()
     files, batches = start(client, ONE, ONE)
     response = served.client.delete(f"/v1/files/{files[0]}")
@@ -431,12 +420,9 @@ def test_the_input_of_an_open_batch_stays(
     assert not caplog.records
 
 
-def test_a_batch_that_waits_for_its_turn_is_cancelled_at_once(
-    serve: Serve, client_of: Any, tmp_path: Path
-) -> None:
+def test_a_batch_that_waits_for_its_turn_is_cancelled_at_once(storing: Storing) -> None:
     """It would hold its input until the batches before it are over."""
-    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
-    client = client_of(served)
+    served, client = storing("x" * 30)
     served.llm.device.gate.clear()
     files, batches = start(client, ONE, ONE, ONE)
     assert client.batches.cancel(batches[1]).status == "cancelled"
@@ -461,16 +447,15 @@ def test_no_batch_begins_with_a_file_that_has_just_gone(tmp_path: Path) -> None:
     manager.stop()
 
 
-def test_a_storage_is_one_servers(serve: Serve, client_of: Any, tmp_path: Path) -> None:
+def test_a_storage_is_one_servers(storing: Storing, tmp_path: Path) -> None:
     """Another would run the same batches. It may begin once the first one takes nothing more."""
-    config = ServerConfig(storage=tmp_path)
-    first = serve("x" * 30, config=config)
+    first, client = storing("x" * 30)
     first.llm.device.gate.clear()
-    (file_id,), (batch_id,) = start(client_of(first), ONE)
+    (file_id,), (batch_id,) = start(client, ONE)
     with pytest.raises(UsageError, match=f"another server has {tmp_path}"):
-        serve("x", config=config)
+        storing("x")
     stop(first)
-    second = client_of(serve("x", config=config))
+    _, second = storing("x")
     assert wait_for(second, batch_id).status == "completed"
     for refused in (
         first.client.delete(f"/v1/files/{file_id}"),
@@ -481,12 +466,11 @@ def test_a_storage_is_one_servers(serve: Serve, client_of: Any, tmp_path: Path) 
 
 
 def test_a_full_disk_ends_no_more_than_it_must(
-    serve: Serve, client_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storing: Storing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that cannot be kept is not there, one whose end cannot be written is over, and those
     behind it have their turn."""
-    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
-    client = client_of(served)
+    served, client = storing("x" * 30)
     served.llm.device.gate.clear()
     _, batches = start(client, ONE, ONE)
     until(lambda: client.batches.retrieve(batches[0]).status == "in_progress", "it has begun")
@@ -512,11 +496,8 @@ def test_a_full_disk_ends_no_more_than_it_must(
     assert wait_for(client, batches[1]).status == "completed"
 
 
-def test_a_failed_batch_tells_no_folder_of_the_servers(
-    serve: Serve, client_of: Any, tmp_path: Path
-) -> None:
-    served = serve("x" * 30, config=ServerConfig(storage=tmp_path))
-    client = client_of(served)
+def test_a_failed_batch_tells_no_folder_of_the_servers(storing: Storing, tmp_path: Path) -> None:
+    served, client = storing("x" * 30)
     served.llm.device.gate.clear()
     _, batches = start(client, ONE, ONE)
     (tmp_path / "batches" / f"{batches[1]}.out.jsonl").mkdir()
@@ -527,11 +508,9 @@ def test_a_failed_batch_tells_no_folder_of_the_servers(
 
 
 def test_batches_behind_the_one_that_the_engine_died_in_wait_for_the_next_server(
-    serve: Serve, client_of: Any, tmp_path: Path
+    storing: Storing,
 ) -> None:
-    config = ServerConfig(storage=tmp_path)
-    served = serve("x" * 30, config=config)
-    client = client_of(served)
+    served, client = storing("x" * 30)
     served.llm.device.gate.clear()
     _, batches = start(client, ONE, ONE)
     until(lambda: served.llm.requests, "the first one runs")
@@ -540,4 +519,5 @@ def test_batches_behind_the_one_that_the_engine_died_in_wait_for_the_next_server
     assert wait_for(client, batches[0]).status == "failed"
     wait_left_off(served)
     assert client.batches.retrieve(batches[1]).status == "validating"
-    assert wait_for(client_of(serve("x", config=config)), batches[1]).status == "completed"
+    _, again = storing("x")
+    assert wait_for(again, batches[1]).status == "completed"
