@@ -83,6 +83,11 @@ def write_lines(path: Path, values: Iterable[Any]) -> Path:
     return path
 
 
+def source_and_output(folder: Path, values: Iterable[Any]) -> tuple[Path, Path]:
+    """A file with each value as a line, and one that is not there yet."""
+    return write_lines(folder / "in.jsonl", values), folder / "out.jsonl"
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Every line must be whole and JSON."""
     data = path.read_bytes()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nvcli.batch.options import OutputFormat
-from tests.batch.support import read_lines, run_here, run_process, write_lines
+from tests.batch.support import read_lines, run_here, run_process, source_and_output, write_lines
 
 
 def line(custom_id: str, **body: Any) -> dict[str, Any]:
@@ -33,8 +33,7 @@ RECORDS = [
 
 
 def run(tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
-    source = write_lines(tmp_path / "in.jsonl", RECORDS)
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, RECORDS)
     assert run_here(source, out, seed=1, force=True, **options).code == 4
     return read_lines(out)
 

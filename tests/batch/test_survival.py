@@ -32,6 +32,7 @@ from tests.batch.support import (
     read_lines,
     run_here,
     run_process,
+    source_and_output,
     start_process,
     write_lines,
 )
@@ -100,8 +101,7 @@ def test_fifty_kills(tmp_path: Path) -> None:
 
 def test_torn_tail_is_cut_and_finished_records_are_not_run_again(tmp_path: Path) -> None:
     """B9"""
-    source = write_lines(tmp_path / "in.jsonl", [{"id": str(i), "prompt": "x"} for i in range(6)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"id": str(i), "prompt": "x"} for i in range(6)])
     run_here(source, out, seed=1)
     whole = out.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -132,8 +132,7 @@ def test_repair_tail(tmp_path: Path, before: bytes, after: bytes) -> None:
 
 
 def test_resume_without_a_seed_draws_the_same_numbers(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", mixed_records(30))
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, mixed_records(30))
     run_here(source, out)
     whole = essences(out)
     lines = out.read_bytes().splitlines(keepends=True)
@@ -143,8 +142,7 @@ def test_resume_without_a_seed_draws_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_resume_of_a_finished_run_loads_nothing(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "a"}])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": "a"}, {"prompt": "a"}])
     run_here(source, out)
     before = out.read_bytes()
     assert run_here(source, out, resume=True).engines == []
@@ -152,8 +150,7 @@ def test_resume_of_a_finished_run_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_resume_refuses_other_options_and_names_them(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": "a"}])
     run_here(source, out, seed=1)
     with pytest.raises(UsageError, match="sampling, seed changed"):
         run_here(source, out, seed=2, sampling={"temperature": 0.1}, resume=True)
@@ -173,8 +170,7 @@ def test_resume_notices_another_model(tmp_path: Path) -> None:
 
 
 def test_resume_without_a_description_needs_force(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": "a"}])
     run_here(source, out)
     (tmp_path / "out.jsonl.meta.json").unlink()
     with pytest.raises(UsageError, match="--force-resume"):
@@ -192,8 +188,7 @@ def test_resume_refuses_a_file_of_something_else(tmp_path: Path) -> None:
 
 def test_resume_takes_records_that_were_added(tmp_path: Path) -> None:
     records = [{"prompt": f"p{i}"} for i in range(5)]
-    source = write_lines(tmp_path / "in.jsonl", records[:3])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, records[:3])
     run_here(source, out)
     write_lines(source, records)
     ran = run_here(source, out, resume=True)
@@ -202,8 +197,7 @@ def test_resume_takes_records_that_were_added(tmp_path: Path) -> None:
 
 
 def test_a_resumed_shard_is_not_taken_for_the_other(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(6)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": f"p{i}"} for i in range(6)])
     run_here(source, out, shard=Shard(1, 2), seed=7)
     run_here(source, out, shard=Shard(2, 2), seed=7, resume=True)
     assert essences(out) == clean_run(tmp_path, source)
@@ -215,8 +209,7 @@ def test_retry_errors_replaces_the_failed_lines(tmp_path: Path) -> None:
         {"id": "b", "prompt": [1, 300]},
         {"id": "c", "prompt": "z"},
     ]
-    source = write_lines(tmp_path / "in.jsonl", records)
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, records)
     assert run_here(source, out).code == 4
     records[1]["prompt"] = "now good"
     write_lines(source, records)
@@ -231,8 +224,7 @@ def test_retry_errors_replaces_the_failed_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scope", [{"limit": 4}, {"skip": 5}, {"shard": Shard(2, 3)}])
 def test_retry_errors_leaves_what_is_out_of_scope(tmp_path: Path, scope: dict[str, Any]) -> None:
     records = [{"id": str(i), "prompt": "FAIL" if i % 2 else "x"} for i in range(12)]
-    source = write_lines(tmp_path / "in.jsonl", records)
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, records)
     run_here(source, out, seed=7)
     before = essences(out)
     ran = run_here(source, out, retry_errors=True, **scope)
@@ -250,8 +242,7 @@ def test_scope_alone_and_in_order_agree(scope: dict[str, Any], shard: Shard) -> 
 
 
 def test_completion_order_resumed_in_input_order_is_sorted(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", mixed_records(40))
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, mixed_records(40))
     run_here(source, out, order=Order.COMPLETION, seed=7)
     shuffled = out.read_bytes().splitlines(keepends=True)
     random.Random(1).shuffle(shuffled)
@@ -284,8 +275,7 @@ def test_duplicates_resume(tmp_path: Path, mode: OnDuplicate) -> None:
 
 def test_output_that_is_there_is_refused_and_untouched(tmp_path: Path) -> None:
     """B15"""
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": "a"}])
     out.write_text("precious")
     done = run_process(source, "-o", out)
     assert done.returncode == 2
@@ -297,8 +287,7 @@ def test_output_that_is_there_is_refused_and_untouched(tmp_path: Path) -> None:
 
 
 def test_force_replaces_and_append_writes_behind(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": "a"}])
     out.write_text('{"old":1}\n{"torn":')
     run_here(source, out, append=True)
     assert [sorted(line)[0] for line in read_lines(out)] == ["old", "error"]
@@ -307,8 +296,7 @@ def test_force_replaces_and_append_writes_behind(tmp_path: Path) -> None:
 
 
 def test_append_cuts_nothing_that_is_not_ours(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": "a"}])
     out.write_text("notes without an end")
     run_here(source, out, append=True)
     assert out.read_text().startswith('notes without an end\n{"index":0,')
@@ -328,8 +316,7 @@ def test_a_link_stands_for_its_file(tmp_path: Path) -> None:
 
 
 def test_the_statistics_file_is_looked_at_first(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": "a"}])
     for stats, error in [
         (tmp_path / "none" / "s.json", OutputError),
         (tmp_path, OutputError),
@@ -352,8 +339,7 @@ def test_the_input_is_never_the_output(tmp_path: Path) -> None:
 
 
 def test_second_writer_is_refused(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(9000)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": f"p{i}"} for i in range(9000)])
     first = start_process(source, "-o", out, fake=SLOW)
     try:
         wait_for_lines(out, 1, first)
@@ -376,8 +362,7 @@ def limit_file_size() -> None:
 
 
 def test_full_disk_leaves_whole_lines_and_says_how_many(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", mixed_records(60))
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, mixed_records(60))
     args = [source, "-o", out, "--seed", "7"]
     done = run_process(*args, preexec_fn=limit_file_size)
     assert done.returncode == 1
@@ -392,8 +377,7 @@ def test_full_disk_leaves_whole_lines_and_says_how_many(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_still_full_says_what_is_safe(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", mixed_records(60))
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, mixed_records(60))
     args = [source, "-o", out, "--seed", "7"]
     run_process(*args, preexec_fn=limit_file_size)
     safe = len(read_lines(out))
@@ -459,8 +443,7 @@ SLOWER = {"delay_s": 0.1}  # a minute for 500 records: a signal does not come be
 
 def test_one_interrupt_finishes_what_runs(tmp_path: Path) -> None:
     """B13"""
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(500)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": f"p{i}"} for i in range(500)])
     process = start_process(source, "-o", out, "--seed", "7", fake=SLOWER)
     wait_for_lines(out, 3, process)
     process.send_signal(signal.SIGINT)
@@ -475,8 +458,7 @@ def test_one_interrupt_finishes_what_runs(tmp_path: Path) -> None:
 
 
 def test_two_interrupts_stop_now(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(50)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": f"p{i}"} for i in range(50)])
     fake = {"delay_s": 0.3, "length": 200, "max_num_seqs": 2}
     args = [source, "-o", out, "--seed", "7", "--progress", "json"]
     process = start_process(*args, fake=fake)
@@ -501,8 +483,7 @@ def test_two_interrupts_stop_now(tmp_path: Path) -> None:
 )
 def test_an_end_by_a_signal_flushes(tmp_path: Path, number: int, codes: set[int]) -> None:
     """Of two that are there when Python looks, it takes the lower number first."""
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(500)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": f"p{i}"} for i in range(500)])
     process = start_process(source, "-o", out, fake=SLOWER)
     wait_for_lines(out, 3, process)
     process.send_signal(number)
@@ -518,8 +499,7 @@ def test_an_end_by_a_signal_flushes(tmp_path: Path, number: int, codes: set[int]
 
 
 def test_under_nohup_the_run_goes_on(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(20)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": f"p{i}"} for i in range(20)])
     fake = {"delay_s": 0.05, "max_num_seqs": 2}
     call = ["nohup", *command(source, "-o", out, "--seed", "7", fake=fake)]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -532,8 +512,7 @@ def test_under_nohup_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_terminal_that_closes_ends_the_run_in_order(tmp_path: Path) -> None:
     """Nothing can be said there any more; what is finished is written, whole."""
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(500)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": f"p{i}"} for i in range(500)])
     pid, terminal = pty.fork()
     if pid == 0:
         call = command(source, "-o", out, "--seed", "7", fake=SLOWER)
@@ -557,8 +536,7 @@ def test_a_terminal_that_closes_ends_the_run_in_order(tmp_path: Path) -> None:
 
 
 def test_status_signal_prints_one_line(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "in.jsonl", [{"prompt": f"p{i}"} for i in range(300)])
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, [{"prompt": f"p{i}"} for i in range(300)])
     process = start_process(source, "-o", out, fake=SLOWER)
     wait_for_lines(out, 3, process)
     process.send_signal(signal.SIGUSR1)
@@ -572,8 +550,7 @@ def test_status_signal_prints_one_line(tmp_path: Path) -> None:
 
 def test_interrupt_outranks_failed_records(tmp_path: Path) -> None:
     records = [{"prompt": "FAIL"}, *({"prompt": f"p{i}"} for i in range(500))]
-    source = write_lines(tmp_path / "in.jsonl", records)
-    out = tmp_path / "out.jsonl"
+    source, out = source_and_output(tmp_path, records)
     process = start_process(source, "-o", out, fake=SLOWER)
     wait_for_lines(out, 2, process)
     process.send_signal(signal.SIGINT)

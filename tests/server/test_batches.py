@@ -19,6 +19,7 @@ from nvcli.server.config import ServerConfig
 from nvcli.server.errors import NotFoundError
 from nvcli.server.files import FileStore
 from tests.server.conftest import Serve, Served
+from tests.server.test_openai_client import client_of
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -41,18 +42,11 @@ def as_jsonl(records: list[Any]) -> bytes:
 @pytest.fixture
 def storing(serve: Serve, tmp_path: Path) -> Iterator[Storing]:
     """`storing("text")`: a server with a storage, the same each time, and OpenAI's client of it."""
-    from openai import OpenAI
-
     clients: list[OpenAI] = []
 
     def start(script: str, **options: Any) -> tuple[Served, OpenAI]:
         served = serve(script, config=ServerConfig(storage=tmp_path), **options)
-        client = OpenAI(
-            base_url=f"{served.url}/v1",
-            api_key="none",
-            max_retries=0,
-            _strict_response_validation=True,
-        )
+        client = client_of(served)
         client.models.list()
         clients.append(client)
         return served, client
