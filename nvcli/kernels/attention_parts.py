@@ -58,31 +58,73 @@ def addresses(  # type: ignore[no-untyped-def]
     block,
     key,
     head_offset,
-    d,
     P: tl.constexpr,
     BLOCK_STRIDE: tl.constexpr,
     OFFSET_STRIDE: tl.constexpr,
 ):
-    """[TILE, D]: where keys, or values, stand in the cache.  block, key: [TILE]; d: [D]"""
-    at = block.to(tl.int64) * BLOCK_STRIDE + ((key % P) * OFFSET_STRIDE + head_offset)
-    return at[:, None] + d[None, :]
+    """[TILE]: where keys, or values, stand in the cache.  block, key: [TILE]"""
+    return block.to(tl.int64) * BLOCK_STRIDE + ((key % P) * OFFSET_STRIDE + head_offset)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def add_tile(  # type: ignore[no-untyped-def]
-    best, total, acc, q, k, v, is_key, scale_log2, PRECISION: tl.constexpr, FP8: tl.constexpr
+    best, total, acc, q, k, v, is_key, scale_log2, PRECISION: tl.constexpr
 ):
-    """The running softmax with one tile of keys more; k and v as they are stored."""
+    """The running softmax with one tile of keys more.
+
+    best, total: [ROWS]; acc: [ROWS, D]; q: [ROWS, D]; k, v: [TILE, D]; is_key: [TILE]
+    """
     scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * scale_log2
     scores = tl.where(is_key[None, :], scores, -1e30)
     new_best = tl.maximum(best, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_best[:, None])
     shrink = tl.exp2(best - new_best)
-    v = widen(v, q.dtype) if FP8 else v.to(q.dtype)
     total = total * shrink + tl.sum(weights, axis=1)
     acc = acc * shrink[:, None]
-    acc += tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
+    acc += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
     return new_best, total, acc
+
+
+@triton.jit
+def halves(x, dtype):  # type: ignore[no-untyped-def]
+    """(low, high) as `dtype` of numbers of 16 bits that are each two fp8 values."""
+    if dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 sorted; .reg .b16 low, high; prmt.b32 sorted, $2, 0, 0x3120; "
+            "mov.b32 {low, high}, sorted; "
+            "cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }",
+            "=r,=r,r",
+            [x],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    low = (x & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    high = ((x >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    return low.to(dtype), high.to(dtype)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_fp8_tile(  # type: ignore[no-untyped-def]
+    best, total, even, odd, q, k, v, is_key, scale_log2, PRECISION: tl.constexpr
+):
+    """The same over an fp8 cache, transposed, so that a tensor core's narrow side are the heads.
+
+    best, total: [ROWS]; even, odd: [D / 2, ROWS], elements of D; q: [ROWS, D]; k: [TILE, D] fp8
+    v: [D / 2, TILE], pairs of fp8 values as int16: the product wants keys side by side in a
+       register, and shared memory is read transposed by 16 bits, not by 8
+    """
+    scores = tl.dot(k.to(q.dtype), tl.trans(q), input_precision=PRECISION) * scale_log2
+    scores = tl.where(is_key[:, None], scores, -1e30)
+    new_best = tl.maximum(best, tl.max(scores, axis=0))
+    weights = tl.exp2(scores - new_best[None, :])
+    shrink = tl.exp2(best - new_best)
+    total = total * shrink + tl.sum(weights, axis=0)
+    weights = weights.to(q.dtype)
+    v_even, v_odd = halves(v, q.dtype)
+    even = tl.dot(v_even, weights, even * shrink[None, :], input_precision=PRECISION)
+    odd = tl.dot(v_odd, weights, odd * shrink[None, :], input_precision=PRECISION)
+    return new_best, total, even, odd
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -21,7 +21,14 @@ import triton
 import triton.language as tl
 
 from nvcli.kernels import tuned
-from nvcli.kernels.attention_parts import LOG2_E, add_tile, addresses, asked_for, merge
+from nvcli.kernels.attention_parts import (
+    LOG2_E,
+    add_fp8_tile,
+    add_tile,
+    addresses,
+    asked_for,
+    merge,
+)
 from nvcli.kernels.attention_plan import (
     KEYS_PER_TILE,
     MAX_EARLY_ROWS,
@@ -39,8 +46,8 @@ if TYPE_CHECKING:
     from nvcli.kernels.attention_parts import Parts
     from nvcli.kernels.attention_plan import AttentionPlan
 
-MIN_DOT_ROWS = 16  # tensor cores take no fewer
-MERGED_AT_ONCE = 32  # parts of one query head each: a tile of so many rows
+MIN_DOT_ROWS, MIN_DOT_COLUMNS = 16, 8  # tensor cores take no fewer
+MERGED_AT_ONCE = 32  # parts of one query head each: a tile of so many rows, of one warp half
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -50,7 +57,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     q_ptr,  # [T, Hq, D]
     scales_ptr,  # FP8: [2, Hk] float32
     k_cache_ptr,  # [N, P, Hk, D], strided
-    v_cache_ptr,
+    v_cache_ptr,  # FP8: [N, P, Hk, D / 2] int16, two values each
     block_table_ptr,  # [S, M] int32
     work_ptr,  # [I, 8] int32, the items; EARLY: [B, 4] int32, the rows
     sizes_ptr,  # [2] int32; EARLY: not read
@@ -119,6 +126,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     # 2. The G query heads of this KV head stand as the rows of one matrix, padded to ROWS.
     g = tl.arange(0, ROWS)
     d = tl.arange(0, D)
+    pair = tl.arange(0, D // 2)
     is_head = (g < G)[:, None]
     heads = (head * G + g)[:, None] * D + d[None, :]
     head_offset = head * HEAD_STRIDE
@@ -145,41 +153,66 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
                 tl.extra.cuda.gdc_wait()
         key_0 = first + tl.arange(0, TILE)
         is_key_0 = key_0 < end
-        is_old = (key_0 < num_old)[:, None]
-        is_new = (is_key_0 & (key_0 >= num_old))[:, None]
+        is_old = key_0 < num_old
+        is_new = is_key_0 & (key_0 >= num_old)
         # A block that the row brings is written to the table by this step: it is taken from here.
         brought = (flags >> BLOCK_SHIFT) - 1
         is_brought = (key_0 // P == num_old // P) & (brought >= 0)
         block_0 = tl.load(table + key_0 // P, mask=is_key_0 & (is_brought == 0), other=brought)
-        at_0 = addresses(block_0, key_0, head_offset, d, P, BLOCK_STRIDE, OFFSET_STRIDE)
-        k_0 = tl.load(k_cache_ptr + at_0, mask=is_old, other=0.0)
-        v_0 = tl.load(v_cache_ptr + at_0, mask=is_old, other=0.0)
+        at_0 = addresses(block_0, key_0, head_offset, P, BLOCK_STRIDE, OFFSET_STRIDE)
+        k_at = k_cache_ptr + (at_0[:, None] + d[None, :])
+        k_0 = tl.load(k_at, mask=is_old[:, None], other=0.0)
+        if FP8:
+            v_at = v_cache_ptr + ((at_0 // 2)[None, :] + pair[:, None])
+            v_0 = tl.load(v_at, mask=is_old[None, :], other=0)
+        else:
+            v_at = v_cache_ptr + (at_0[:, None] + d[None, :])
+            v_0 = tl.load(v_at, mask=is_old[:, None], other=0.0)
         if PDL:
             tl.extra.cuda.gdc_wait()
     q = tl.load(q_at, mask=is_head, other=0.0)
     if EARLY:
-        v_0 = tl.load(v_cache_ptr + at_0, mask=is_new, other=v_0, cache_modifier=".cg")
-        k_0 = tl.load(k_cache_ptr + at_0, mask=is_new, other=k_0, cache_modifier=".cg")
+        is_new_v = is_new[None, :] if FP8 else is_new[:, None]
+        v_0 = tl.load(v_at, mask=is_new_v, other=v_0, cache_modifier=".cg")
+        k_0 = tl.load(k_at, mask=is_new[:, None], other=k_0, cache_modifier=".cg")
         q = asked_for(q)
     if FP8 and q.dtype == tl.bfloat16:
         # Float16 holds every value of the cache, and has the cheapest way to it.
         q = tl.minimum(tl.maximum(q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
     best = tl.full((ROWS,), -1e30, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, D), tl.float32)
+    if FP8:
+        even = tl.zeros((D // 2, ROWS), tl.float32)
+        odd = tl.zeros((D // 2, ROWS), tl.float32)
+    else:
+        acc = tl.zeros((ROWS, D), tl.float32)
     if EARLY:
-        best, total, acc = add_tile(
-            best, total, acc, q, k_0, v_0, is_key_0, scale_log2, PRECISION, FP8
-        )
+        if FP8:
+            best, total, even, odd = add_fp8_tile(
+                best, total, even, odd, q, k_0, v_0, is_key_0, scale_log2, PRECISION
+            )
+        else:
+            best, total, acc = add_tile(
+                best, total, acc, q, k_0, v_0, is_key_0, scale_log2, PRECISION
+            )
         first += TILE
     for start in range(first, end, TILE):
         key = start + tl.arange(0, TILE)
         is_key = key < end
         block = tl.load(table + key // P, mask=is_key, other=0)
-        at = addresses(block, key, head_offset, d, P, BLOCK_STRIDE, OFFSET_STRIDE)
-        k = tl.load(k_cache_ptr + at, mask=is_key[:, None], other=0.0)
-        v = tl.load(v_cache_ptr + at, mask=is_key[:, None], other=0.0)
-        best, total, acc = add_tile(best, total, acc, q, k, v, is_key, scale_log2, PRECISION, FP8)
+        at = addresses(block, key, head_offset, P, BLOCK_STRIDE, OFFSET_STRIDE)
+        k = tl.load(k_cache_ptr + (at[:, None] + d[None, :]), mask=is_key[:, None], other=0.0)
+        if FP8:
+            v = v_cache_ptr + ((at // 2)[None, :] + pair[:, None])
+            v = tl.load(v, mask=is_key[None, :], other=0)
+            best, total, even, odd = add_fp8_tile(
+                best, total, even, odd, q, k, v, is_key, scale_log2, PRECISION
+            )
+        else:
+            v = tl.load(v_cache_ptr + (at[:, None] + d[None, :]), mask=is_key[:, None], other=0.0)
+            best, total, acc = add_tile(best, total, acc, q, k, v, is_key, scale_log2, PRECISION)
+    if FP8:
+        acc = tl.interleave(tl.trans(even), tl.trans(odd))
     # Without keys (padding) all is zero, and so is the result.
     mixed = acc / tl.where(total > 0, total, 1.0)[:, None] * value_scale
     out = out_ptr + token * (HK * G * D) + heads
@@ -275,7 +308,7 @@ def decode_attention(
         q,
         parts.lse if kv_scales is None else kv_scales,
         k_cache,
-        v_cache,
+        v_cache if kv_scales is None else v_cache.view(torch.int16),
         block_table,
         work,
         sizes,
@@ -296,9 +329,9 @@ def decode_attention(
         OFFSET_STRIDE=k_cache.stride(1),
         HEAD_STRIDE=k_cache.stride(2),
         TILE=tile,
-        ROWS=max(MIN_DOT_ROWS, group),
+        ROWS=max(MIN_DOT_ROWS if kv_scales is None else MIN_DOT_COLUMNS, group),
         GROUP=group,
-        MERGE=max(1, MERGED_AT_ONCE // group),
+        MERGE=max(1, min(MERGED_AT_ONCE, MERGED_AT_ONCE // 2 * num_warps) // group),
         PARTS=MAX_PARTS,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         FP8=kv_scales is not None,
