@@ -78,6 +78,7 @@ DECODE_LAUNCHES = (
     DecodeLaunch(64, warps=2, stages=3, registers=0),
     DecodeLaunch(64, warps=2, stages=5, registers=0),
     DecodeLaunch(64, warps=4, stages=5, registers=0),
+    DecodeLaunch(32, warps=1, stages=3, registers=0),
     DecodeLaunch(32, warps=1, stages=5, registers=0),
 )
 # Of programs of one warp, which wait for no other, an SM holds more: what half the bytes want.
@@ -95,6 +96,7 @@ DECODE_PROGRAMS = {  # an SM, by the largest step that is cut alike: rounds of t
     32: (3, 4, 6, 8),
     64: (4, 6, 8, 9, 12),
     128: (8, 9, 12, 16, 20),
+    192: (8, 12, 16, 20),
     256: (8, 12, 16, 20, 24, 32),
 }
 FP8_PROGRAMS = {
@@ -103,6 +105,7 @@ FP8_PROGRAMS = {
     32: (4, 8, 12, 16),
     64: (6, 8, 12, 16, 20),
     128: (8, 12, 16, 20, 28),
+    192: (10, 12, 14, 16, 20),
     256: (12, 16, 20, 28, 40),
 }
 PREFILL = tuple(

@@ -21,7 +21,7 @@ from benchmarks.kernels.table import NOISE
 from benchmarks.rows import write_row
 from nvcli.kernels import tuned
 from nvcli.kernels.compiling import compiled_only
-from nvcli.kernels.cuts import Attention, DecodeLaunch, Split
+from nvcli.kernels.cuts import MANY_ROWS, Attention, DecodeLaunch, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -38,7 +38,8 @@ DECODE = {
     32: ((32, 400, 0), (32, 1024, 0), (24, 1500, 460)),
     64: ((64, 400, 0), (64, 1024, 0), (40, 1440, 460), (59, 1360, 460)),
     128: ((96, 1024, 0), (128, 400, 0), (80, 1260, 460), (103, 1160, 460)),
-    256: ((256, 400, 0), (131, 800, 700), (218, 750, 460), (256, 1024, 896)),
+    192: ((192, 400, 0), (131, 800, 700), (170, 870, 460)),
+    256: ((256, 400, 0), (218, 750, 460), (256, 1024, 896)),
 }
 PREFILL = ((8, 2048), (1, 16_384), (32, 128))
 
@@ -102,12 +103,15 @@ def tune_decode(
     *,
     is_fp8: bool = False,
 ) -> Attention:
-    """Each launch of the decode kernel with the best cut of each group, then the best launch."""
+    """Each launch of the decode kernel with the best cut of each group, then the best launch; of
+    steps of many rows a launch of their own.
+    """
     kind = "decode, fp8" if is_fp8 else "decode"
     tried = candidates.FP8_LAUNCHES if is_fp8 else candidates.DECODE_LAUNCHES
     programs = candidates.FP8_PROGRAMS if is_fp8 else candidates.DECODE_PROGRAMS
     with_own: dict[Attention, Times] = {}
-    for launch in dict.fromkeys((usual.decode(is_fp8=is_fp8), *tried)):
+    now = (usual.decode(n, is_fp8=is_fp8) for n in (1, MANY_ROWS + 1))
+    for launch in dict.fromkeys((*now, *tried)):
         splits: list[tuple[int, Split]] = []
         own: Times = {}
         for limit, shapes in bodies.items():
@@ -127,8 +131,30 @@ def tune_decode(
             metrics[what] = [[n, times[n]] for n in times]
         with_own[with_launch(usual, launch, tuple(splits), is_fp8=is_fp8)] = own
     found = choose(with_own, next(iter(with_own)))
-    say(f"{kind}: {launch_name(found.decode(is_fp8=is_fp8))}")
+    if not is_fp8:
+        found = best_of_both(with_own, bodies, usual)
+    for n in (1, MANY_ROWS + 1):
+        say(f"{kind}, {n} rows and more: {launch_name(found.decode(n, is_fp8=is_fp8))}")
     return found
+
+
+def best_of_both(
+    with_own: dict[Attention, Times], bodies: dict[int, Bodies], usual: Attention
+) -> Attention:
+    """The best launch and its cuts of steps of few rows, and of steps of many."""
+
+    def best(rows: int) -> Attention:
+        limits = [limit for limit in bodies if (limit > MANY_ROWS) == (rows > MANY_ROWS)]
+        shapes = [shape for limit in limits for shape in bodies[limit]]
+        launch = usual.decode(rows, is_fp8=False)
+        before = next(one for one in with_own if one.decode(rows, is_fp8=False) == launch)
+        times = {one: {shape: own[shape] for shape in shapes} for one, own in with_own.items()}
+        return choose(times, before) if shapes else before
+
+    few, many = best(1), best(MANY_ROWS + 1)
+    names = (name for name in asdict(few) if name.startswith("many_"))
+    splits = tuple((n, (many if n > MANY_ROWS else few).split(n)) for n, _ in few.splits)
+    return replace(few, splits=splits, **{name: getattr(many, name) for name in names})
 
 
 def with_launch(
@@ -143,6 +169,7 @@ def with_launch(
     if is_fp8:
         return replace(usual, **values, fp8_splits=splits)
     assert values.pop("decode_registers") == 0, "a setting of an fp8 cache alone"
+    values |= {name.replace("decode", "many"): value for name, value in values.items()}
     return replace(usual, **values, splits=splits)
 
 

@@ -61,6 +61,7 @@ class AttentionPlan:
     sizes: Tensor  # [2] int32
     has_decode: bool  # whether a row of one token may be among them
     has_prefill: bool
+    num_rows: int  # of the step
     shared: SharedWork | None = None  # keys that many of the decode rows begin with
 
     @property
@@ -311,7 +312,7 @@ def make_plan(
         SHARED=shared is not None,
         **launch_options(device, num_warps=4),
     )
-    return AttentionPlan(items, tiles, sizes, has_decode, has_prefill, shared)
+    return AttentionPlan(items, tiles, sizes, has_decode, has_prefill, num_rows, shared)
 
 
 def row_plan(

@@ -116,6 +116,13 @@ def skinny_cut(num_rows: int, size: int, num_outputs: int, *, is_swiglu: bool) -
     return None
 
 
+def late_norm_rows(size: int) -> int:
+    """From where on the library takes the products anyway: it can add the residual in place, and
+    two kernels a layer are spared.
+    """
+    return 65 if size <= MAX_NORM_COLUMNS else 33
+
+
 def deterministic_tiles(num_outputs: int) -> Tiles:
     """The same for every number of rows."""
     outputs = 32 if num_outputs < FEW_OUTPUTS else 128
@@ -205,6 +212,7 @@ class DecodeLaunch:
     registers: int
 
 
+MANY_ROWS = 192
 TILES_OF_KEYS = (16, 32, 64)  # a chunk of a row is a multiple of the last
 WARPS = (1, 2, 4, 8, 16)
 REGISTERS = range(32, 256)  # of a thread
@@ -225,6 +233,10 @@ class Attention:
     early_rows: int = 2  # steps of so many rows
     early_warps: int = 4
     decode_tile: int = 64
+    # Steps of more than MANY_ROWS rows, which bytes alone decide.
+    many_tile: int = 64
+    many_warps: int = 2
+    many_stages: int = 3
     # The same over an fp8 cache: half the bytes a key, and more to do with each.
     fp8_tile: int = 64
     fp8_warps: int = 2
@@ -255,9 +267,11 @@ class Attention:
         splits = self.fp8_splits if is_fp8 and self.fp8_splits else self.splits
         return next((cut for limit, cut in splits if num_rows <= limit), splits[-1][1])
 
-    def decode(self, *, is_fp8: bool) -> DecodeLaunch:
+    def decode(self, num_rows: int, *, is_fp8: bool) -> DecodeLaunch:
         if is_fp8:
             return DecodeLaunch(self.fp8_tile, self.fp8_warps, self.fp8_stages, self.fp8_registers)
+        if num_rows > MANY_ROWS:
+            return DecodeLaunch(self.many_tile, self.many_warps, self.many_stages, registers=0)
         return DecodeLaunch(self.decode_tile, self.decode_warps, self.decode_stages, registers=0)
 
 

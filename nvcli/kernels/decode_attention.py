@@ -293,7 +293,9 @@ def decode_attention(
     assert block_size & (block_size - 1) == 0, "the block size must be a power of two"
     group = triton.next_power_of_2(group_size)
     cut = tuned.attention(q.device)
-    launch = cut.decode(is_fp8=kv_scales is not None)
+    # Steps that share keys leave few to read here: they make do with one launch.
+    num_rows = plan.num_rows if plan.shared is None else 1
+    launch = cut.decode(num_rows, is_fp8=kv_scales is not None)
     if isinstance(plan, RowPlan):
         # One row's chunk is often one tile: all of it is to be on its way before the wait.
         is_early, tile, num_warps = True, KEYS_PER_TILE, cut.early_warps

@@ -15,7 +15,7 @@ from benchmarks.kernels import candidates, tune, tune_attention, tune_products
 from benchmarks.kernels.table import ROWS, package_table, table_text, winners
 from benchmarks.kernels.tune_products import Measured, Place, places
 from nvcli.kernels import cuts, tuned
-from nvcli.kernels.cuts import ATTENTION, Skinny, Split, Tiles
+from nvcli.kernels.cuts import ATTENTION, DecodeLaunch, Skinny, Split, Tiles
 
 pytestmark = pytest.mark.torch
 
@@ -237,12 +237,12 @@ def test_a_launch_is_judged_with_its_own_cut(monkeypatch: pytest.MonkeyPatch, is
     """One launch is slow with the cut of the usual, and fast with another."""
     fast = (candidates.FP8_LAUNCHES if is_fp8 else candidates.DECODE_LAUNCHES)[2]
     usual = ATTENTION
-    assert usual.decode(is_fp8=is_fp8) != fast
+    assert usual.decode(1, is_fp8=is_fp8) != fast
 
     def time_of(body: Any, replays: int) -> float:
         now = tuned.attention(torch.device("cpu"))
         has_own = now.split(1, is_fp8=is_fp8) == Split(6, 6)
-        is_fast = now.decode(is_fp8=is_fp8) == fast
+        is_fast = now.decode(1, is_fp8=is_fp8) == fast
         return (5e-6 if has_own else 9e-6) if is_fast else 7e-6 + has_own * 1e-6
 
     monkeypatch.setattr(tune_attention, "seconds_in_graph", time_of)
@@ -251,10 +251,31 @@ def test_a_launch_is_judged_with_its_own_cut(monkeypatch: pytest.MonkeyPatch, is
     bodies = {8: {"8x400": layers}}
     ends = (lambda: True, lambda text: None)
     found = tune_attention.tune_decode(usual, bodies, {}, *ends, is_fp8=is_fp8)
-    assert found.decode(is_fp8=is_fp8) == fast
+    assert found.decode(1, is_fp8=is_fp8) == fast
     assert (found.fp8_splits if is_fp8 else found.splits) == ((8, Split(6, 6)),)
-    assert found.decode(is_fp8=not is_fp8) == usual.decode(is_fp8=not is_fp8)
+    assert found.decode(1, is_fp8=not is_fp8) == usual.decode(1, is_fp8=not is_fp8)
     assert (found.splits if is_fp8 else found.fp8_splits) == (usual.splits if is_fp8 else ())
+
+
+def test_steps_of_many_rows_have_a_launch_and_cuts_of_their_own() -> None:
+    few, many = candidates.DECODE_LAUNCHES[0], candidates.DECODE_LAUNCHES[3]
+    cuts = {
+        few: ((64, Split(1, 2)), (256, Split(3, 4))),
+        many: ((64, Split(5, 6)), (256, Split(7, 8))),
+    }
+    layers = tune_attention.Layers(lambda: None, torch.nn.Module())  # type: ignore[arg-type]
+    bodies = {64: {"64x400": layers}, 256: {"256x400": layers}}
+
+    def times(launch: DecodeLaunch) -> dict[str, float]:
+        return {"64x400": 5.0 + (launch == many), "256x400": 8.0 + (launch == few)}
+
+    with_own = {
+        tune_attention.with_launch(ATTENTION, one, cuts[one], is_fp8=False): times(one)
+        for one in (few, many)
+    }
+    found = tune_attention.best_of_both(with_own, bodies, ATTENTION)
+    assert [found.decode(n, is_fp8=False) for n in (1, 192, 193, 300)] == [few, few, many, many]
+    assert found.splits == ((64, Split(1, 2)), (256, Split(7, 8)))
 
 
 def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +311,7 @@ def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyP
         (False, "decode", candidates.DECODE_LAUNCHES, candidates.DECODE_PROGRAMS),
         (True, "decode, fp8", candidates.FP8_LAUNCHES, candidates.FP8_PROGRAMS),
     ):
-        assert {one.decode(is_fp8=is_fp8) for one in used} == set(launches)
+        assert {one.decode(1, is_fp8=is_fp8) for one in used} == set(launches)
         assert len(set(launches)) == len(launches)
         for numbers in programs.values():
             assert {one.split(1, is_fp8=is_fp8) for one in used} >= {Split(n, n) for n in numbers}

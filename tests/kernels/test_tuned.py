@@ -219,11 +219,14 @@ def test_attention_is_cut_as_the_table_says(
     assert item_limits(64, 8, 132, CPU, is_fp8=True) == (82, 99), "as another cache"
     fp8 = {"fp8_tile": 32, "fp8_warps": 1, "fp8_stages": 5, "fp8_registers": 128}
     cut = {"fp8_splits": [[64, {"even": 12, "uneven": 16}]], "decode_tile": 16}
+    cut |= {"many_tile": 32, "many_warps": 2, "many_stages": 4}
     path.write_text(json.dumps({"sm_90": {"products": [], "attention": other | fp8 | cut}}))
     tuned.forget()
     found = tuned.attention(CPU)
-    assert found.decode(is_fp8=True) == DecodeLaunch(32, 1, 5, 128)
-    assert found.decode(is_fp8=False) == DecodeLaunch(16, 4, 2, 0)
+    for rows in (192, 193):
+        assert found.decode(rows, is_fp8=True) == DecodeLaunch(32, 1, 5, 128)
+    assert found.decode(192, is_fp8=False) == DecodeLaunch(16, 4, 2, 0)
+    assert found.decode(193, is_fp8=False) == DecodeLaunch(32, 2, 4, 0)
     assert item_limits(64, 8, 132, CPU, is_fp8=True) == (198, 264)
     assert item_limits(64, 8, 132, CPU) == (82, 99)
 
@@ -232,6 +235,7 @@ def test_attention_is_cut_as_the_table_says(
     ("setting", "why"),
     [
         ({"fp8_tile": 48}, "fp8_tile must be 16, 32 or 64, not 48"),
+        ({"many_tile": 128}, "many_tile must be 16, 32 or 64, not 128"),
         ({"decode_tile": 128}, "decode_tile must be 16, 32 or 64, not 128"),
         ({"fp8_warps": 3}, "fp8_warps must be 1, 2, 4, 8 or 16, not 3"),
         ({"decode_warps": "2"}, "decode_warps must be 1, 2, 4, 8 or 16, not '2'"),
