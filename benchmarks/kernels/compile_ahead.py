@@ -31,11 +31,12 @@ from nvcli.config import EngineConfig
 from nvcli.engine import cuda_graph
 from nvcli.engine.model_runner import ModelRunner
 from nvcli.engine.step_sampler import StepSampler
-from nvcli.kernels import launch, reference
+from nvcli.kernels import launch, library, reference
 from nvcli.kernels.all_reduce import ShortSums
 from nvcli.kernels.triton_attention import TritonAttention
 from nvcli.layers.linear import Linear
 from nvcli.models.config import ModelConfig
+from nvcli.models.qwen3 import Qwen3ForCausalLM
 from nvcli.parallel import TPGroup, short_rows
 
 HOPPER_SMS = 132
@@ -138,7 +139,10 @@ def capture_steps(
         model_config.check_tensor_parallel(size)
         group = RankAlone(size, model_config.hidden_size, fuses_norm=not deterministic)
         runner = ModelRunner(folder, model_config, config, attention=attention, group=group)
-    assert isinstance(runner.model, torch.nn.Module)
+    assert isinstance(runner.model, Qwen3ForCausalLM)
+    if not deterministic:
+        with torch.inference_mode():
+            runner.model.fold_norms()
     for module in runner.model.modules():
         if isinstance(module, Linear):
             module.deterministic = deterministic
@@ -168,11 +172,13 @@ def main() -> None:
     kernels._use_triton = lambda x: True
     kernels.keeps_fp8 = lambda device: True
 
-    def no_product(x: torch.Tensor, weight: torch.Tensor, bias: object) -> torch.Tensor:
-        return x.new_zeros(x.shape[0], weight.shape[0])
+    def no_product(
+        x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return x.new_zeros(x.shape[0], weight.shape[0]) if out is None else out
 
-    reference.linear = no_product
-    torch.mm = lambda x, y, out=None: out  # type: ignore[assignment]
+    reference.linear = library.linear = no_product
+    library.add_linear = lambda x, weight, total: total
     kernels._use_fast = False
     shape = SHAPES.get(args.model)
     folder = Path(args.model)

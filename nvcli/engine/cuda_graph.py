@@ -245,10 +245,9 @@ class GraphRunner:
             rows=step.rows if is_decode else None,
             kv_scales=state.kv_cache.scales,
             shared=self.shared.work(num_rows) if shares and self.shared is not None else None,
+            ends_early=not is_decode,
         )
-        hidden = self.model.forward(batch)  # [T, E]
-        if not is_decode:
-            hidden = hidden[step.logits_indices]  # [B, E]
+        hidden = self.model.forward(batch)  # [B, E]
         logits = self.model.compute_logits(hidden, out=self.logits[:num_rows])
         self.sampler.run_kernel(
             logits, step.sample_slots, step.sample_positions, self.out[:num_rows]
@@ -262,7 +261,7 @@ class GraphRunner:
         num_tokens = plan.num_tokens
         is_decode = num_tokens == len(plan.rows)
         bucket = self.kinds[is_decode, False].smallest(num_tokens)
-        if bucket is None or not _can_replay(plan):
+        if bucket is None or not plan.rows or plan.reads_hidden_states:
             return None
         state, num_rows = self.state, len(plan.rows)
         brought = _brought_blocks(plan, state.block_size) if is_decode else None
@@ -324,13 +323,6 @@ class GraphRunner:
         if staging.event is not None:
             staging.event.synchronize()  # STAGING_RING steps old: done long ago
         return staging
-
-
-def _can_replay(plan: StepPlan) -> bool:
-    """Prompt log-probabilities and pooled rows need the hidden states of every token."""
-    return bool(plan.rows) and all(
-        row.seq.params.prompt_logprobs is None and row.seq.pools is None for row in plan.rows
-    )
 
 
 def _brought_blocks(plan: StepPlan, block_size: int) -> dict[int, int] | None:

@@ -169,7 +169,7 @@ class ModelRunner(StepRunner):
         from nvcli.models import load_model
 
         assert folder is not None, "a folder, or a model"
-        return load_model(
+        model = load_model(
             folder,
             self.model_config,
             device=self.device,
@@ -177,6 +177,10 @@ class ModelRunner(StepRunner):
             load_format=self.config.load_format,
             group=self.group,
         )
+        if self.device.type == "cuda" and kernels.uses_triton() and not self.config.deterministic:
+            with torch.inference_mode():
+                model.fold_norms()
+        return model
 
     def _make_deterministic(self) -> None:
         if self.device.type == "cpu":

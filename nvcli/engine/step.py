@@ -80,6 +80,14 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(row.n for row in self.rows)
 
+    @property
+    def reads_hidden_states(self) -> bool:
+        """Of other tokens than those that sample: prompt log-probabilities and pooled rows do."""
+        return any(
+            row.seq.params.prompt_logprobs is not None or row.seq.pools is not None
+            for row in self.rows
+        )
+
 
 @dataclass(slots=True)
 class StepResult:

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 class Model(Protocol):
     """What the runner needs of a model."""
 
-    def forward(self, batch: ForwardBatch) -> Tensor: ...  # -> [T, E]
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """[T, E], or [R, E] of the tokens at `logits_indices` where the batch `ends_early`."""
+        ...
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[R, E] -> [R, V], into `out` where it is given."""
@@ -108,14 +110,15 @@ class StepRunner:
         if inputs is None:
             return RunnerTicket(plan)
         assert inputs.batch is not None, "prepare makes a batch"
-        hidden = self.model.forward(inputs.batch)  # [T, E]
+        batch, num_samples = inputs.batch, len(inputs.sample_rows)
+        batch.ends_early = 0 < num_samples < plan.num_tokens and not plan.reads_hidden_states
+        hidden = self.model.forward(batch)  # [T, E], or [R, E]
         ticket = RunnerTicket(plan, inputs.sample_rows)
         pieces: list[Tensor] = []
         if inputs.sample_rows:
-            if len(inputs.sample_rows) < hidden.shape[0]:
-                logits = self.model.compute_logits(hidden[inputs.batch.logits_indices])
-            else:
-                logits = self.model.compute_logits(hidden)  # [R, V]
+            is_chosen = hidden.shape[0] == num_samples
+            of_samples = hidden if is_chosen else hidden[batch.logits_indices]
+            logits = self.model.compute_logits(of_samples)  # [R, V]
             sampled = self._sample(plan, inputs, logits)
             pieces += [sampled, *self._logprobs(ticket, logits, sampled)]
         pieces += self._prompt_logprobs(ticket, inputs, hidden)

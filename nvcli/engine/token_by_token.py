@@ -27,8 +27,9 @@ class TokenByToken:
     def __init__(self, model: Model) -> None:
         self.model = model
 
-    def forward(self, batch: ForwardBatch) -> Tensor:  # [T, E]
-        return torch.cat([self.model.forward(token) for token in tokens_of(batch)])
+    def forward(self, batch: ForwardBatch) -> Tensor:  # [T, E] or [R, E]
+        hidden = torch.cat([self.model.forward(token) for token in tokens_of(batch)])
+        return hidden[batch.logits_indices] if batch.ends_early else hidden
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         rows = [self.model.compute_logits(hidden[i : i + 1]) for i in range(hidden.shape[0])]
@@ -61,5 +62,6 @@ def tokens_of(batch: ForwardBatch) -> Iterator[ForwardBatch]:
                 key_lens=[keys],
                 block_ids=[batch.block_ids[row][: -(-keys // block_size)]],
                 plan=None,
+                ends_early=False,
             )
             at += 1

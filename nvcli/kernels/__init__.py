@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nvcli.errors import UsageError
-from nvcli.kernels import cpu, reference
+from nvcli.kernels import cpu, library, reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,9 +119,9 @@ def linear(
             return gemm.linear_addends(x, weight, cut)
         if isinstance(cut, cuts.Tiles):
             return gemm.linear(x, weight, None, out, cut)
-    if out is not None:
-        assert bias is None, "a bias cannot be written to out"
-        return torch.mm(x, weight.t(), out=out)
+    assert out is None or bias is None, "a bias cannot be written to out"
+    if out is not None or (bias is None and _use_triton(x)):
+        return library.linear(x, weight, out)
     if _use_fast and x.device.type == "cpu":
         return cpu.linear(x, weight, bias)
     return reference.linear(x, weight, bias)
@@ -261,17 +261,41 @@ def _norm_of_sum(
     return add_rms_norm(x, residual, weight, eps)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
+def silu_and_mul(x: Tensor, rms_of: Tensor | None = None, eps: float = 0.0) -> Tensor:
     """silu(gate) * up, with x = gate | up.
 
     x:       [T, 2F]
+    rms_of:  [T, E]: x is first divided by sqrt(eps + the mean square of its rows), which a late
+             norm has left to do
     returns  [T, F]
     """
     if _use_triton(x):
         from nvcli.kernels import norm
 
-        return norm.silu_and_mul(x)
-    return reference.silu_and_mul(x)
+        return norm.silu_and_mul(x, rms_of, eps)
+    return reference.silu_and_mul(x, rms_of, eps)
+
+
+def add_linear(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
+    """total + x W^T, in place of the total.
+
+    x:       [T, in]
+    weight:  [out, in]
+    total:   [T, out], contiguous
+    returns  total
+    """
+    return library.add_linear(x, weight, total)
+
+
+def is_norm_late(x: Tensor) -> bool:
+    """Whether norms whose weight went into the projection behind them come late: the projection
+    takes x as it is, and what stands behind the projection divides by the root mean square.
+
+    x: [T, E], or addends [S, T, E]
+    """
+    from nvcli.kernels import tuned
+
+    return x.dim() == 2 and x.shape[0] >= tuned.late_norm_rows(x.shape[1])
 
 
 def route(
@@ -348,6 +372,7 @@ def rope_norm_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     kv_scales: Tensor | None = None,
+    rms_of: Tensor | None = None,
 ) -> Tensor:
     """`rope_norm` of queries and keys, and `store_kv` of the rotated keys and the values.
 
@@ -357,6 +382,7 @@ def rope_norm_store(
     k_cache, v_cache:  [N, P, Hk, D]  written in place
     slot_mapping:      [T] int64      block * P + offset; -1 skips the token
     kv_scales:         [2, Hk]        as in `store_kv`
+    rms_of:            [T, E]         as in `silu_and_mul`, of qkv
     returns q          [T, Hq, D]
     """
     head_dim = qkv.shape[2]
@@ -364,8 +390,10 @@ def rope_norm_store(
         from nvcli.kernels import rotary_store
 
         return rotary_store.rope_norm_store(
-            qkv, weight, cos, sin, eps, k_cache, v_cache, slot_mapping, kv_scales
+            qkv, weight, cos, sin, eps, k_cache, v_cache, slot_mapping, kv_scales, rms_of
         )
+    if rms_of is not None:
+        qkv = reference.rms_divided(qkv, rms_of, eps)
     num_qk = qkv.shape[1] - k_cache.shape[2]
     num_heads = num_qk - k_cache.shape[2]
     qk = rope_norm(qkv[:, :num_qk], weight, cos, sin, eps)

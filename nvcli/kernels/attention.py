@@ -136,6 +136,7 @@ def attend_qkv(
     batch: ForwardBatch,
     softmax_scale: float,
     kv_scales: Tensor | None = None,
+    rms_of: Tensor | None = None,
 ) -> Tensor:
     """Norm and rotate q and k, store k and v, attend.
 
@@ -143,8 +144,10 @@ def attend_qkv(
     weight, cos, sin:  as in `kernels.rope_norm_store`
     k_cache, v_cache:  [N, P, Hk, D]   one layer's, written at batch.slot_mapping
     kv_scales:         [2, Hk]         with an fp8 cache, as in `kernels.store_kv`
+    rms_of:            [T, E]          as in `kernels.rope_norm_store`
     returns            [T, Hq, D]
     """
-    slots = batch.slot_mapping
-    q = kernels.rope_norm_store(qkv, weight, cos, sin, eps, k_cache, v_cache, slots, kv_scales)
+    q = kernels.rope_norm_store(
+        *(qkv, weight, cos, sin, eps, k_cache, v_cache, batch.slot_mapping, kv_scales, rms_of)
+    )
     return batch.attention.forward(q, k_cache, v_cache, batch, softmax_scale, kv_scales)

@@ -1,6 +1,7 @@
 """Triton kernels over rows: RMSNorm, the same after a residual addition, and SwiGLU.
 
-Each reads its inputs once and writes its outputs once; sums are float32.
+Each reads its inputs once and writes its outputs once; sums are float32. Where a norm comes late
+(see `kernels.is_norm_late`), SwiGLU divides by the root mean square on its way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SWIGLU_COLUMNS = 1024
+LONG_ROW = 2048
+MANY_ROWS = 1024
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -123,12 +126,25 @@ def _launch_norm(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def inverse_rms(row_ptr, eps, E: tl.constexpr, E_POW2: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 over the root mean square of a row [E]."""
+    columns = tl.arange(0, E_POW2)
+    x = tl.load(row_ptr + columns, mask=columns < E, other=0.0).to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, axis=0) / E + eps)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
     x_ptr,  # [T, 2F]
+    rms_of_ptr,  # IS_LATE: [T, E]
     out_ptr,  # [T, F]
     x_row_stride,
+    eps,
     F: tl.constexpr,
     COLUMNS: tl.constexpr,
+    IS_LATE: tl.constexpr,
+    E: tl.constexpr,
+    E_POW2: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
@@ -139,28 +155,54 @@ def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
     mask = columns < F
     gate = tl.load(x_ptr + row * x_row_stride + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_row_stride + F + columns, mask=mask, other=0.0).to(tl.float32)
+    if IS_LATE:
+        scale = inverse_rms(rms_of_ptr + row * E, eps, E, E_POW2)
+        gate *= scale
+        up *= scale
     tl.store(out_ptr + row * F + columns, gate * tl.sigmoid(gate) * up, mask=mask)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
+def _late_cut(num_rows: int, hidden_size: int) -> tuple[int, int]:
+    """Columns and warps of a program that reads a whole row of so many columns beside its own. Few
+    rows want many programs; with many rows, what is read twice decides.
+    """
+    is_long = hidden_size > LONG_ROW
+    if num_rows <= MANY_ROWS:
+        return 2048 if is_long else 1024, 4
+    return 4096, 8 if is_long else 4
+
+
+def silu_and_mul(x: Tensor, rms_of: Tensor | None = None, eps: float = 0.0) -> Tensor:
     """silu(gate) * up, with x = gate | up. Reference: `reference.silu_and_mul`.
 
     x:       [T, 2F], any row stride
+    rms_of:  [T, E], contiguous: x is first divided by the root mean square of its rows
     returns  [T, F]
 
-    Moves 3 T F elements; one program a row and 1,024 columns.
+    Moves 3 T F elements, and T E; one program a row and 1,024 columns, or more.
     """
     num_rows, size = x.shape[0], x.shape[1] // 2
     assert x.stride(1) == 1, "columns must be contiguous"
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
     if num_rows == 0:
         return out
-    _silu_and_mul_kernel[(num_rows, triton.cdiv(size, SWIGLU_COLUMNS))](
+    columns, num_warps, hidden_size = SWIGLU_COLUMNS, 4, 1
+    if rms_of is not None:
+        assert rms_of.shape[0] == num_rows, "a row for each of x"
+        assert rms_of.is_contiguous(), "rows must be contiguous"
+        hidden_size = rms_of.shape[1]
+        columns, num_warps = _late_cut(num_rows, hidden_size)
+    _silu_and_mul_kernel[(num_rows, triton.cdiv(size, columns))](
         x,
+        x if rms_of is None else rms_of,
         out,
         x.stride(0),
+        eps,
         F=size,
-        COLUMNS=SWIGLU_COLUMNS,
-        **launch_options(x.device, num_warps=4),
+        COLUMNS=columns,
+        IS_LATE=rms_of is not None,
+        E=hidden_size,
+        E_POW2=triton.next_power_of_2(hidden_size),
+        **launch_options(x.device, num_warps=num_warps),
     )
     return out

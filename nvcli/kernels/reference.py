@@ -61,7 +61,16 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     return rms_norm(total, weight, eps), total
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
+def rms_divided(x: Tensor, rms_of: Tensor, eps: float) -> Tensor:
+    """Each row of x over the root mean square of the same row of `rms_of`."""
+    wide = rms_of.float()
+    scale = torch.rsqrt(wide.square().mean(-1) + eps)
+    return (x.float() * scale.view(-1, *[1] * (x.dim() - 1))).to(x.dtype)
+
+
+def silu_and_mul(x: Tensor, rms_of: Tensor | None = None, eps: float = 0.0) -> Tensor:
+    if rms_of is not None:
+        x = rms_divided(x, rms_of, eps)
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)
 
@@ -142,7 +151,10 @@ def rope_norm_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     kv_scales: Tensor | None = None,
+    rms_of: Tensor | None = None,
 ) -> Tensor:
+    if rms_of is not None:
+        qkv = rms_divided(qkv, rms_of, eps)
     num_kv_heads = k_cache.shape[2]
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     qk = rope_norm(qkv[:, : num_heads + num_kv_heads], weight, cos, sin, eps)

@@ -13,11 +13,13 @@ import triton.language as tl
 
 from nvcli.kernels.kv_store import quantise
 from nvcli.kernels.launch import launch_options
+from nvcli.kernels.norm import inverse_rms
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 HEADS_PER_PROGRAM = 8
+LATE_HEADS_PER_PROGRAM = 16  # with a late norm, since every program reads a whole row for it
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -31,6 +33,7 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     v_cache_ptr,
     slot_mapping_ptr,  # [T] int64
     scales_ptr,  # FP8: [2, Hk] float32
+    rms_of_ptr,  # IS_LATE: [T, E]
     qkv_row_stride,
     rotary_row_stride,
     cache_block_stride,
@@ -44,6 +47,9 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     HAS_NORM: tl.constexpr,
     HEADS: tl.constexpr,
     FP8: tl.constexpr,
+    IS_LATE: tl.constexpr,
+    E: tl.constexpr,
+    E_POW2: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # 1. One program takes HEADS heads of one token. A slot times a stride passes 2^31 in a large
@@ -63,6 +69,12 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     high = tl.load(row + D // 2, mask=is_head, other=0.0)
     x = low.to(tl.float32)
     y = high.to(tl.float32)
+    if IS_LATE:
+        late = inverse_rms(rms_of_ptr + token * E, eps, E, E_POW2)
+        x *= late
+        y *= late
+        low = x.to(low.dtype)
+        high = y.to(high.dtype)
     if HAS_NORM:
         square = tl.sum(x * x + y * y, axis=1)
         scale = tl.rsqrt(square / D + eps)[:, None]
@@ -113,6 +125,7 @@ def rope_norm_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     kv_scales: Tensor | None = None,
+    rms_of: Tensor | None = None,
 ) -> Tensor:
     """q and k normed and rotated, k and v stored. Reference: `reference.rope_norm_store`.
 
@@ -122,10 +135,12 @@ def rope_norm_store(
     k_cache, v_cache:  [N, P, Hk, D]       written in place; equal strides, unit in D
     slot_mapping:      [T] int64           block * P + offset; -1 skips the token
     kv_scales:         [2, Hk] float32     contiguous, with an fp8 cache
+    rms_of:            [T, E]              contiguous: qkv is first divided by the root mean square
+                                           of its rows
     returns q          [T, Hq, D]
 
-    Moves 2 T (Hq + 2 Hk) D elements and 8 T D bytes of cos and sin; everything is float32 between
-    one rounding in and one out.
+    Moves 2 T (Hq + 2 Hk) D elements, T E of `rms_of`, and 8 T D bytes of cos and sin; everything is
+    float32 between one rounding in and one out.
     """
     num_tokens, num_all, head_dim = qkv.shape
     num_kv_heads = k_cache.shape[2]
@@ -147,7 +162,12 @@ def rope_norm_store(
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return q
-    _rope_norm_store_kernel[(num_tokens, triton.cdiv(num_all, HEADS_PER_PROGRAM))](
+    num_each, hidden_size = HEADS_PER_PROGRAM, 1
+    if rms_of is not None:
+        assert rms_of.shape[0] == num_tokens, "a row a token"
+        assert rms_of.is_contiguous(), "rows must be contiguous"
+        num_each, hidden_size = LATE_HEADS_PER_PROGRAM, rms_of.shape[1]
+    _rope_norm_store_kernel[(num_tokens, triton.cdiv(num_all, num_each))](
         qkv,
         qkv if weight is None else weight,
         cos,
@@ -157,6 +177,7 @@ def rope_norm_store(
         v_cache,
         slot_mapping,
         slot_mapping if kv_scales is None else kv_scales,
+        qkv if rms_of is None else rms_of,
         qkv.stride(0),
         cos.stride(0),
         k_cache.stride(0),
@@ -168,8 +189,11 @@ def rope_norm_store(
         HK=num_kv_heads,
         D=head_dim,
         HAS_NORM=weight is not None,
-        HEADS=HEADS_PER_PROGRAM,
+        HEADS=num_each,
         FP8=kv_scales is not None,
-        **launch_options(qkv.device, num_warps=2),
+        IS_LATE=rms_of is not None,
+        E=hidden_size,
+        E_POW2=triton.next_power_of_2(hidden_size),
+        **launch_options(qkv.device, num_warps=4),
     )
     return q

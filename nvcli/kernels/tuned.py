@@ -6,7 +6,8 @@ benchmarks.kernels.tune` measures and prints it. Shapes that it lacks follow the
 which take our kernels no further than they were seen ahead.
 
 `NVCLI_TUNED=FILE` reads another table; `NVCLI_SKINNY_ROWS=N` leaves products of more than N rows to
-the library, those of one row aside.
+the library, those of one row aside; norms come late from `NVCLI_LATE_NORM_ROWS=N` rows on, with 0
+never.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from nvcli.kernels.cuts import Attention, Fp8Tiles, Gemv, Product, Split, Tiles
 
 TABLE = Path(__file__).with_name("tuned.json")
 DEFAULT_GPU = "sm_90"  # of the interpreter, and of kernels compiled ahead
+NO_LIMIT = 1 << 30  # of rows
 OPS = ("linear", "addends", "swiglu")
 KERNELS = ("library", "skinny", "tiles")
 
@@ -133,12 +135,19 @@ def _gpu_of(index: int) -> str:
     return f"sm_{major}{minor}"
 
 
+def late_norm_rows(size: int) -> int:
+    """From how many rows of so many columns on norms come late: see `kernels.is_norm_late`."""
+    return _rows_named("NVCLI_LATE_NORM_ROWS", cuts.late_norm_rows(size)) or NO_LIMIT
+
+
 def _max_rows() -> int:
-    text = os.environ.get("NVCLI_SKINNY_ROWS") or str(1 << 30)
+    return _rows_named("NVCLI_SKINNY_ROWS", NO_LIMIT)
+
+
+def _rows_named(name: str, usual: int) -> int:
+    text = os.environ.get(name) or str(usual)
     if not text.isdecimal():
-        raise UsageError(
-            f"NVCLI_SKINNY_ROWS must be a number of rows, got {text!r}", param="NVCLI_SKINNY_ROWS"
-        )
+        raise UsageError(f"{name} must be a number of rows, got {text!r}", param=name)
     return int(text)
 
 

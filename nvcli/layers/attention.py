@@ -104,18 +104,24 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,  # [T, E] or addends, what the layer before adds to the residual, or a part of it
-        residual: Tensor | None,  # [T, E]; None before the first layer
+        residual: Tensor | None,  # [T, E]; None where x is the sum already
         norm: RMSNorm,  # of their sum, before the projection
         rotary: tuple[Tensor, Tensor],  # [T, D] each
         batch: ForwardBatch,
-    ) -> tuple[Tensor, Tensor]:  # [T, E] to add next, or its addends, and the new residual
-        qkv, residual = norm.project(x, residual, self.qkv_proj)
+        wanted: Tensor | None = None,  # [R] int64, into T: the tokens that go on
+    ) -> tuple[Tensor, Tensor | None]:  # of those: what to add next, as x, and the new residual
+        is_late = norm.is_late(x, residual)
+        qkv, total = norm.project(x, residual, self.qkv_proj)
         qkv = qkv.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         k_cache, v_cache = batch.kv_caches[self.layer]
         kv_scales = None if batch.kv_scales is None else batch.kv_scales[self.layer]
         out = attend_qkv(
             *(qkv, self.qk_weight, *rotary, self.eps, k_cache, v_cache),
-            *(batch, self.softmax_scale, kv_scales),
+            *(batch, self.softmax_scale, kv_scales, total if is_late else None),
         )  # [T, Hq, D]
         out = out.reshape(-1, self.num_heads * self.head_dim)
-        return self.o_proj.addends(out), residual
+        if wanted is not None:
+            out, total = out[wanted], total[wanted]
+        if is_late and norm.is_late(total, None):
+            return self.o_proj.add_to(total, out), None
+        return self.o_proj.addends(out), total

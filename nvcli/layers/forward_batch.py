@@ -31,13 +31,16 @@ class ForwardBatch:
     seq_lens: Tensor  # [B] int32, keys per row including this step; 0: padding
     slots: Tensor  # [B] int64, row -> block_table row
     block_table: Tensor  # [S, M] int32
-    logits_indices: Tensor  # [R] int64, into T
+    logits_indices: Tensor  # [R] int64, into T: each row's last token, where it samples
     kv_caches: list[tuple[Tensor, Tensor]]  # per layer: K and V, each [N, P, Hk, D]
     attention: AttentionBackend
     # host copies of what the plan knows
     query_lens: list[int]  # [B]
     key_lens: list[int]  # [B], host twin of seq_lens
     block_ids: list[list[int]]  # [B][ceil(key_len / P)], host twin of block_table rows
+    # The model's last layer is asked for its keys and values alone, beyond the tokens that
+    # `logits_indices` names. False: hidden states of all tokens are wanted.
+    ends_early: bool = False
     # A captured step: rows and tokens are upper bounds, the host lists are empty, and `is_decode`
     # says whether its rows are at most one token each.
     is_padded: bool = False

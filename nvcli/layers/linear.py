@@ -124,6 +124,10 @@ class Linear(nn.Module):
             as_addends=True,
         )
 
+    def add_to(self, total: Tensor, x: Tensor) -> Tensor:
+        """total [T, out], to which x W^T is added. Of a dense layer, whole and without a bias."""
+        return kernels.add_linear(x, self.weight, total)
+
     def product(self, x: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         """x W^T, into `out` where it is given."""
         return kernels.linear(

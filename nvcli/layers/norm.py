@@ -1,5 +1,9 @@
 """RMSNorm, alone or fused with the residual addition before it and the projection after it.
 
+A norm whose weight went into the projection (`fold_into`) comes late in steps of many rows: the
+projection takes the rows as they are, whoever takes its result divides by their root mean square,
+and the product before the norm adds to the residual in place. That spares a kernel a norm.
+
 Under tensor parallelism the x of a norm between layers is this rank's part of a sum, and the norm
 begins with adding up the parts of all ranks; for few rows that is one kernel.
 """
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
     from nvcli.layers.linear import Linear
 
 
+ROWS_AT_ONCE = 4096  # of a projection, so that their float32 copy is small
+
+
 class RMSNorm(nn.Module):
     """group: the ranks that hold parts of x in `add`, `project` and `project_swiglu`."""
 
@@ -36,15 +43,36 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.group = group
+        self.is_folded = False
         self.weight = unfilled(size, dtype=dtype, device=device)
+
+    def fold_into(self, projection: Linear) -> None:
+        """Multiply the projection's columns by the weight, which becomes ones. Once, after loading.
+
+        projection: dense, without a bias, and behind no other norm
+        """
+        assert projection.weight_scale_inv is None, "fp8 has a scale for many columns"
+        assert projection.bias is None, "a bias would be divided as well"
+        for start in range(0, len(projection.weight), ROWS_AT_ONCE):
+            rows = projection.weight[start : start + ROWS_AT_ONCE]
+            rows.copy_(rows.float() * self.weight.float())
+        self.weight.fill_(1.0)
+        self.is_folded = True
+
+    def is_late(self, x: Tensor, residual: Tensor | None) -> bool:
+        """In a step of these rows; where there is a residual, adding it is the norm's."""
+        return residual is None and self.is_folded and kernels.is_norm_late(x)
 
     def forward(self, x: Tensor) -> Tensor:  # [T, E] -> [T, E]
         return kernels.rms_norm(x, self.weight, self.eps)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """([T, E] norm of the sum, [T, E] the sum): the sum is the next residual. Here and below x
-        may be addends, [S, T, E] float32: see `Linear.addends`.
+        may be addends, [S, T, E] float32: see `Linear.addends`. Without a residual the sum is x.
         """
+        if residual is None:
+            x = self.group.all_reduce(x)
+            return self(x), x
         found = self.group.add_rms_norm(x, residual, self.weight, self.eps)
         if found is not None:
             return found
@@ -53,7 +81,11 @@ class RMSNorm(nn.Module):
     def project(
         self, x: Tensor, residual: Tensor | None, projection: Linear
     ) -> tuple[Tensor, Tensor]:
-        """([T, out] projection of the sum's norm, [T, E] the sum). No residual: the sum is x."""
+        """([T, out] projection of the sum's norm, [T, E] the sum). Where the norm `is_late`, the
+        first is still to be divided by the root mean square of the second's rows.
+        """
+        if self.is_late(x, residual):
+            return projection(x), x
         found = self.group.add_rms_norm(x, residual, self.weight, self.eps)
         if found is not None:
             normed, total = found
@@ -69,6 +101,8 @@ class RMSNorm(nn.Module):
         self, x: Tensor, residual: Tensor | None, gate_up: Linear
     ) -> tuple[Tensor, Tensor]:
         """([T, F] silu(gate) * up of the sum's norm, [T, E] the sum)."""
+        if self.is_late(x, residual):
+            return kernels.silu_and_mul(gate_up(x), x, self.eps), x
         found = self.group.add_rms_norm(x, residual, self.weight, self.eps)
         if found is not None:
             normed, total = found

@@ -2,7 +2,8 @@
 (`qwen3_moe`) by its layers.
 
 Names are the checkpoint's, with q/k/v and gate/up fused. The residual travels beside the hidden
-states, so that adding it and the next norm are one op. Under tensor parallelism the layers hold
+states, so that adding it and the next norm are one op; where norms come late (`layers.norm`) it is
+added in the product, and there is no residual beside x. Under tensor parallelism the layers hold
 this rank's share; what `o_proj`, `down_proj` and the embedding give is a part of a sum over the
 group, which the next norm begins with.
 Dimension key: T tokens, E hidden, F intermediate, V vocabulary, R rows that need logits.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import torch
 from torch import nn
 
+from nvcli.kernels import tuned
 from nvcli.layers.attention import Attention
 from nvcli.layers.linear import Embedding, Linear
 from nvcli.layers.norm import RMSNorm
@@ -50,10 +52,13 @@ class Qwen3MLP(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, residual: Tensor, norm: RMSNorm
-    ) -> tuple[Tensor, Tensor]:  # [T, E] to add next, or its addends, and the new residual
-        inner, residual = norm.project_swiglu(x, residual, self.gate_up_proj)  # [T, F]
-        return self.down_proj.addends(inner), residual
+        self, x: Tensor, residual: Tensor | None, norm: RMSNorm
+    ) -> tuple[Tensor, Tensor | None]:  # as of a layer
+        is_late = norm.is_late(x, residual)
+        inner, total = norm.project_swiglu(x, residual, self.gate_up_proj)  # [T, F]
+        if is_late:
+            return self.down_proj.add_to(total, inner), None
+        return self.down_proj.addends(inner), total
 
 
 class Qwen3Layer(nn.Module):
@@ -84,11 +89,12 @@ class Qwen3Layer(nn.Module):
     def forward(
         self,
         x: Tensor,  # [T, E] or addends, what the previous layer adds to the residual
-        residual: Tensor | None,  # [T, E]; None before the first layer
+        residual: Tensor | None,  # [T, E]; None where x is the sum already
         rotary: tuple[Tensor, Tensor],  # [T, D] each
         batch: ForwardBatch,
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch)
+        wanted: Tensor | None = None,  # [R] int64, into T: the tokens that go on
+    ) -> tuple[Tensor, Tensor | None]:  # of those: what to add next, as x, and the new residual
+        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch, wanted)
         x, residual = self.mlp(x, residual, self.post_attention_layernorm)
         return x, residual
 
@@ -118,12 +124,14 @@ class Qwen3Model(nn.Module):
             config.rope, config.head_dim, config.max_model_len, device=device
         )
 
-    def forward(self, batch: ForwardBatch) -> Tensor:  # [T, E], after the last norm
+    def forward(self, batch: ForwardBatch) -> Tensor:  # [T, E] or [R, E], after the last norm
         x, cos, sin = self.embed_tokens(batch.input_ids, batch.positions, self.rotary)
         residual = None
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             x, residual = layer(x, residual, (cos, sin), batch)
-        assert residual is not None, "a model has layers"
+        # What no later step reads needs not be computed: of the last layer, all but the cache.
+        wanted = batch.logits_indices if batch.ends_early else None
+        x, residual = self.layers[-1](x, residual, (cos, sin), batch, wanted)
         return self.norm.add(x, residual)[0]
 
 
@@ -153,7 +161,9 @@ class Qwen3ForCausalLM(nn.Module):
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Hidden states [T, E] of the step's tokens; stores their KV on the way."""
+        """Hidden states [T, E] of the step's tokens, whose KV is stored on the way; where the batch
+        `ends_early`, [R, E] of those at its `logits_indices`.
+        """
         return cast("Tensor", self.model(batch))
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -172,6 +182,25 @@ class Qwen3ForCausalLM(nn.Module):
         """
         layers = [cast("Qwen3Layer", layer) for layer in self.model.layers]
         return torch.stack([layer.self_attn.kv_limits(layer.input_layernorm) for layer in layers])
+
+    def fold_norms(self) -> None:
+        """Let norms come late: see `layers.norm`. All of them or none: not where sums are over
+        ranks, and not with experts, biases or fp8 weights.
+
+        Nor in float16, which may not hold a product that is not divided yet.
+        """
+        layers = [cast("Qwen3Layer", layer) for layer in self.model.layers]
+        products = [m for layer in layers for m in layer.modules() if isinstance(m, Linear)]
+        is_dense = all(isinstance(layer.mlp, Qwen3MLP) for layer in layers)
+        wide = (torch.bfloat16, torch.float32)
+        is_plain = all(p.bias is None and p.weight.dtype in wide for p in products)
+        is_never = tuned.late_norm_rows(self.config.hidden_size) == tuned.NO_LIMIT
+        if self.group.size > 1 or not is_dense or not is_plain or is_never:
+            return
+        for layer in layers:
+            layer.input_layernorm.fold_into(layer.self_attn.qkv_proj)
+            mlp = cast("Qwen3MLP", layer.mlp)
+            layer.post_attention_layernorm.fold_into(mlp.gate_up_proj)
 
     def tie_head(self) -> None:
         self.lm_head.weight = self.model.embed_tokens.weight

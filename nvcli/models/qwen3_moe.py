@@ -30,10 +30,16 @@ class Qwen3MoeLayer(Qwen3Layer):
         residual: Tensor | None,  # [T, E]; None before the first layer
         rotary: tuple[Tensor, Tensor],  # [T, D] each
         batch: ForwardBatch,
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch)
-        padding = (batch.is_token(),) if isinstance(self.mlp, MoE) else ()
-        x, residual = self.mlp(x, residual, self.post_attention_layernorm, *padding)
+        wanted: Tensor | None = None,  # [R] int64, into T: the tokens that go on
+    ) -> tuple[Tensor, Tensor | None]:
+        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch, wanted)
+        if not isinstance(self.mlp, MoE):
+            x, residual = self.mlp(x, residual, self.post_attention_layernorm)
+            return x, residual
+        is_token = batch.is_token()
+        if is_token is not None and wanted is not None:
+            is_token = is_token[wanted]
+        x, residual = self.mlp(x, residual, self.post_attention_layernorm, is_token)
         return x, residual
 
 

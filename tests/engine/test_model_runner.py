@@ -537,3 +537,25 @@ def test_cuda_uniforms_are_those_of_the_cpu() -> None:
     expected = uniforms(noise_keys(seeds, positions), ids)
     found = uniforms(noise_keys(seeds.cuda(), positions.cuda()), ids.cuda())
     assert torch.equal(expected, found.cpu())
+
+
+def test_the_last_layer_ends_early_unless_more_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many hidden states each step computes, by what its rows ask."""
+    runner = make_runner(folder)
+    forward, counts = runner.model.forward, []
+
+    def counted(batch: Any) -> torch.Tensor:
+        hidden = forward(batch)
+        counts.append(hidden.shape[0])
+        return hidden
+
+    monkeypatch.setattr(runner.model, "forward", counted)
+    driver = Driver(runner)
+    first, second = driver.add(0, [1, 2, 3, 4, 5]), driver.add(1, [6, 7, 8])
+    driver.step((first, 5), (second, 2))  # one samples
+    driver.step((first, 1), (second, 1))  # both do
+    driver.step((driver.add(2, [9, 10, 11, 12]), 2))  # none does
+    driver.step((driver.add(3, [1, 2, 3, 4], prompt_logprobs=0), 4))
+    assert counts == [1, 2, 2, 4]

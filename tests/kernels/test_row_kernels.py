@@ -12,6 +12,7 @@ from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, 
 
 NORM_SHAPES = [(1, 8), (3, 64), (5, 100), (2, 1024), (7, 2560)]
 LOOK_UP_SHAPES = [(1, 20, 64, 32), (9, 30, 100, 16), (0, 20, 64, 32)]  # tokens, ids, E, D
+LATE_NORM_SIZES = (8, 100, 2560)
 SWIGLU_SHAPES = [(1, 4), (3, 96), (2, 1024), (5, 3072), (1, 1500)]
 # (tokens, query heads, KV heads, head_dim, block size, has norm, heads first)
 ROTARY_SHAPES = [
@@ -55,6 +56,11 @@ def check_swiglu(shape: tuple[int, int], dtype: torch.dtype, device: str) -> Non
     x = 3 * randn(rows, 2 * size, dtype=dtype, device=device)
     exact = reference.silu_and_mul(x.float())
     assert_as_good_as_torch(norm.silu_and_mul(x), reference.silu_and_mul(x), exact)
+    for hidden_size in LATE_NORM_SIZES:
+        hidden = 5 * randn(rows, hidden_size, dtype=dtype, device=device, seed=1)
+        plain = reference.silu_and_mul(x, hidden, 1e-6)
+        exact = reference.silu_and_mul(x.float(), hidden.float(), 1e-6)
+        assert_as_good_as_torch(norm.silu_and_mul(x, hidden, 1e-6), plain, exact)
 
 
 def check_rotary(
@@ -83,17 +89,21 @@ def check_rotary(
         slots[1] = -1
     rotary = (table[:, 0], table[:, 1])
 
-    def run(op: object, x: Tensor, w: Tensor) -> list[Tensor]:
+    def run(op: object, x: Tensor, w: Tensor, rms_of: Tensor | None) -> list[Tensor]:
         caches = (cache(x.dtype), cache(x.dtype))
-        q = op(x, w if has_norm else None, *rotary, 1e-6, *caches, slots)  # type: ignore[operator]
+        args = (x, w if has_norm else None, *rotary, 1e-6, *caches, slots, None, rms_of)
+        q = op(*args)  # type: ignore[operator]
         return [q, *caches]
 
-    ours = run(rotary_store.rope_norm_store, qkv, weight)
-    plain = run(reference.rope_norm_store, qkv, weight)
-    exact = run(reference.rope_norm_store, qkv.float(), weight.float())
-    for got, other, best in zip(ours, plain, exact, strict=True):
-        assert torch.equal(got.isnan(), best.isnan())
-        assert_as_good_as_torch(got.nan_to_num(), other.nan_to_num(), best.nan_to_num())
+    hidden = (5 * randn(tokens, n, dtype=dtype, device=device, seed=4) for n in LATE_NORM_SIZES)
+    for rms_of in (None, *hidden):
+        ours = run(rotary_store.rope_norm_store, qkv, weight, rms_of)
+        plain = run(reference.rope_norm_store, qkv, weight, rms_of)
+        wide_rms = None if rms_of is None else rms_of.float()
+        exact = run(reference.rope_norm_store, qkv.float(), weight.float(), wide_rms)
+        for got, other, best in zip(ours, plain, exact, strict=True):
+            assert torch.equal(got.isnan(), best.isnan())
+            assert_as_good_as_torch(got.nan_to_num(), other.nan_to_num(), best.nan_to_num())
 
 
 def check_look_up(

@@ -1,0 +1,51 @@
+"""Products that are the library's: cuBLAS, by way of PyTorch.
+
+cuBLAS has two doors. Through the older one a product of some dozens of rows often has its columns
+cut into splits, which a second kernel adds up; cublasLt chooses others, that end in one kernel. So
+products of LT_ROWS and of LT_COLUMNS or more go through it, and all others through the usual door:
+shorter rows are as fast either way. `NVCLI_CUBLASLT=0` in the environment turns that off.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+LT_ROWS = range(33, 193)
+LT_COLUMNS = 4096
+_use_lt = os.environ.get("NVCLI_CUBLASLT", "1") != "0"
+
+
+def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """x W^T.  x: [T, in]; weight: [out, in]; out: [T, out] to write to"""
+    with _door(x):
+        return torch.mm(x, weight.t(), out=out)
+
+
+def add_linear(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
+    """total + x W^T, in place of the total [T, out], rounded once."""
+    with _door(x):
+        return total.addmm_(x, weight.t())
+
+
+@contextmanager
+def _door(x: Tensor) -> Iterator[None]:
+    """The choice is the process's, made anew for each product."""
+    is_lt = x.shape[0] in LT_ROWS and x.shape[1] >= LT_COLUMNS
+    if not _use_lt or not is_lt or x.device.type != "cuda":
+        yield
+        return
+    usual = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(usual)
