@@ -114,6 +114,7 @@ class LLM(Described):
         from nvcli.engine.executor import TensorParallelDevice, make_device
         from nvcli.models.config import ModelConfig
         from nvcli.models.resolve import resolve_model
+        from nvcli.text import load_tokenizer
 
         if model is not None:
             options["model"] = model
@@ -424,15 +425,3 @@ class LLM(Described):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def load_tokenizer(folder: Any, *, is_optional: bool) -> Tokenizer | None:
-    """None where the folder has none and that is allowed. Raises `TokenizerError`."""
-    from nvcli.text import Tokenizer
-
-    try:
-        return Tokenizer.from_folder(folder)
-    except TokenizerError:
-        if is_optional:
-            return None
-        raise

@@ -225,19 +225,13 @@ def _dry_run(chosen: BatchOptions, config: EngineConfig, *, as_json: bool) -> in
 
     from nvcli.batch.dry_run import dry_run
     from nvcli.batch.job import SOME_FAILED
-    from nvcli.errors import TokenizerError
     from nvcli.models.config import ModelConfig
     from nvcli.models.resolve import resolve_model
-    from nvcli.text import Tokenizer
+    from nvcli.text import load_tokenizer
 
     folder = resolve_model(config.model)
     model = ModelConfig.from_hf(folder)
-    try:
-        tokenizer = Tokenizer.from_folder(folder)
-    except TokenizerError:
-        if config.load_format != "dummy":
-            raise
-        tokenizer = None
+    tokenizer = load_tokenizer(folder, is_optional=config.load_format == "dummy")
     length = config.max_model_len or model.max_position_embeddings
     found = dry_run(chosen, model, tokenizer, length)
     if as_json:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from nvcli.engine.engine import Engine, EngineStats
-from nvcli.llm import Described, load_tokenizer
+from nvcli.llm import Described
+from nvcli.text import load_tokenizer
 
 if TYPE_CHECKING:
     from nvcli.config import EngineConfig

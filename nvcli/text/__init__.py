@@ -11,7 +11,7 @@ from nvcli.text.messages import (
     split_think_block,
 )
 from nvcli.text.parsers import OutputRouter, RouterDelta, RouterState, start_state
-from nvcli.text.tokenizer import Tokenizer
+from nvcli.text.tokenizer import Tokenizer, load_tokenizer
 from nvcli.text.tool_formats import TOOL_FORMATS, HermesParser, ToolFormat
 from nvcli.text.unicode import repair_surrogates
 
@@ -29,6 +29,7 @@ __all__ = [
     "Vocabulary",
     "call_json",
     "content_text",
+    "load_tokenizer",
     "message_json",
     "normalize_messages",
     "parse_message",

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvcli.errors import ModelError, RequestError, TemplateError
+from nvcli.errors import ModelError, RequestError, TemplateError, TokenizerError
 from nvcli.text.messages import normalize_messages, parse_message
 from nvcli.text.tokenizer_files import read_tokenizer_files
 from nvcli.text.unicode import repair_surrogates
@@ -282,3 +282,13 @@ def _byte_of_character() -> dict[str, int]:
     others = (byte for byte in range(0x100) if byte not in set(printable))
     table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
     return table
+
+
+def load_tokenizer(folder: str | Path, *, is_optional: bool) -> Tokenizer | None:
+    """None where the folder has none and that is allowed. Raises `TokenizerError`."""
+    try:
+        return Tokenizer.from_folder(folder)
+    except TokenizerError:
+        if is_optional:
+            return None
+        raise
