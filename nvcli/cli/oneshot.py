@@ -8,6 +8,7 @@ import contextlib
 import json
 import sys
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvcli.cli import chat as chat_command
@@ -19,7 +20,7 @@ from nvcli.repl.numbers import SEPARATOR, emptiness, statistics_line
 from nvcli.repl.render import AnswerRenderer
 from nvcli.repl.screen import visible
 from nvcli.repl.shell import not_saved
-from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, discard_typed, run_calls
+from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, ask_short, run_calls
 from nvcli.text import call_json
 from nvcli.text.words import counted
 from nvcli.types import FinishReason, Message, RequestOutput, fold_outputs
@@ -80,7 +81,7 @@ def _answer(
         if round_number == MAX_ROUNDS:
             raise RequestError(f"the model called tools {MAX_ROUNDS} times and gave no answer")
         assert printer.num_calls > calls_before, "each round reports its calls"
-        ask = (lambda question: _ask(screen, question)) if can_ask else None
+        ask = partial(ask_short, screen, sys.stdin) if can_ask else None
         try:
             results = run_calls(calls, session.tools, screen, allowed, ask)
         except StoppedError:
@@ -93,16 +94,6 @@ def _answer(
         session.save()
     except OSError as exc:
         screen.error(not_saved(session, exc))
-
-
-def _ask(screen: Screen, question: str) -> str:
-    discard_typed(sys.stdin)
-    screen.write_err(question)
-    try:
-        return sys.stdin.readline().strip()
-    except (KeyboardInterrupt, SystemExit):
-        screen.write_err("\n")  # what is said next begins a line
-        raise
 
 
 def _print_all(

@@ -21,7 +21,7 @@ from nvcli.repl.numbers import SEPARATOR, context_meter, emptiness, ended_now, s
 from nvcli.repl.prompt import Prompt
 from nvcli.repl.render import AnswerRenderer, ThinkingView
 from nvcli.repl.screen import visible
-from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, discard_typed, run_calls
+from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, ask_short, run_calls
 from nvcli.repl.typeahead import TypeAhead
 from nvcli.types import FinishReason, RequestOutput, fold_outputs
 
@@ -127,7 +127,7 @@ def converse(
 
     Ends on /exit and Ctrl+D. Raises what the terminal itself raises when it goes away.
     """
-    shell.ask = lambda question: ask_short(shell, keyboard, question)
+    shell.ask = lambda question: ask_short(shell.screen, keyboard, question)
     shell.edit = edit_text
     if prefix:
         shell.attachments.append(prefix)
@@ -245,18 +245,6 @@ def _make_room(shell: Shell, text: str, keyboard: TextIO, reason: str) -> str:
     else:
         return text
     return _ask(shell, session.turn(text), text, keyboard)
-
-
-def ask_short(shell: Shell, keyboard: TextIO, question: str) -> str:
-    """A line from the keyboard; Ctrl+D is an empty answer. What was typed before the question is
-    none: it is dropped."""
-    discard_typed(keyboard)
-    shell.screen.write_err(question)
-    try:
-        return keyboard.readline().strip()
-    except (KeyboardInterrupt, SystemExit):
-        shell.screen.write_err("\n")
-        raise
 
 
 def toggle_thinking(shell: Shell) -> None:

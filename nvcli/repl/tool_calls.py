@@ -28,10 +28,17 @@ class StoppedError(Exception):
     """The user wants neither this call nor what the model makes of a refusal."""
 
 
-def discard_typed(keyboard: TextIO) -> None:
-    """What stands in the terminal's queue answers no question that was asked after it."""
+def ask_short(screen: Screen, keyboard: TextIO, question: str) -> str:
+    """A line from the keyboard; Ctrl+D is an empty answer. What was typed before the question is
+    none: it is dropped."""
     with contextlib.suppress(termios.error, OSError, ValueError):
         termios.tcflush(keyboard.fileno(), termios.TCIFLUSH)
+    screen.write_err(question)
+    try:
+        return keyboard.readline().strip()
+    except (KeyboardInterrupt, SystemExit):
+        screen.write_err("\n")  # what is said next begins a line
+        raise
 
 
 def run_calls(
