@@ -1,8 +1,8 @@
 """The process of one rank beside rank 0: `python -m nvcli.engine.tp_worker FD PARENT`.
 
 It loads its share of the model, says `ready`, and then launches whatever plans the pipe brings; it
-decides nothing and reads nothing back. It ends when the pipe does, or soon after its parent's end,
-also while it waits for other ranks inside a collective.
+decides nothing and reads nothing back. It ends when the pipe does, or with its parent
+(`be_child_of`), also while it waits for other ranks inside a collective.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import TYPE_CHECKING, Any
 
 from nvcli import errors
+from nvcli.engine.child import start_child
 from nvcli.errors import EngineClosedError, NvcliError
 from nvcli.paths import module_command, module_environment
 
@@ -67,7 +68,7 @@ class Workers:
                 ours, theirs = Pipe()
                 with theirs:
                     self._pipes[rank] = ours
-                    self._processes[rank] = subprocess.Popen(
+                    self._processes[rank] = start_child(
                         [*module_command(WORKER), str(theirs.fileno()), str(os.getpid())],
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,

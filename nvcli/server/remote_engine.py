@@ -15,6 +15,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from nvcli import errors
+from nvcli.engine.child import start_child
 from nvcli.engine.engine import EngineStats
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.engine.workers import how_it_ended
@@ -42,9 +43,7 @@ class RemoteEngine(DescribedEngine):
     def __init__(self, config: EngineConfig, *, worker: str = WORKER) -> None:
         self._sock, theirs = socket.socketpair()
         command = [*module_command(worker), str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], env=module_environment()
-        )
+        self._process = start_child(command, pass_fds=[theirs.fileno()], env=module_environment())
         theirs.close()
         self._lock = threading.Lock()  # of the socket's writing end and the sinks
         self._sinks: dict[str, tuple[Sink, set[int]]] = {}

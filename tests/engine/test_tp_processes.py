@@ -175,11 +175,18 @@ def test_a_worker_that_dies_while_nothing_runs_is_noticed() -> None:
 
 
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """Also one that stands still; and not with the thread that loaded."""
     script = tmp_path / "parent.py"
     script.write_text(
-        "import time\n"
+        "import threading, time\n"
         "from nvcli import LLM\n"
-        "llm = LLM(device='cpu', tensor_parallel_size=2)\n"
+        "loaded = []\n"
+        "def load(): loaded.append(LLM(device='cpu', tensor_parallel_size=2))\n"
+        "thread = threading.Thread(target=load)\n"
+        "thread.start()\n"
+        "thread.join()\n"
+        "(llm,) = loaded\n"
+        "assert llm.generate('2 + 2', llm.sampling(max_tokens=2))[0].token_ids\n"
         "print(*(p.pid for p in llm._runner._workers._processes.values()), flush=True)\n"
         "time.sleep(3600)\n"
     )
@@ -188,6 +195,9 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert pids
     assert all(map(is_alive, pids))
+    if sys.platform == "linux":
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
     parent.kill()
     parent.wait()
     parent.stdout.close()
