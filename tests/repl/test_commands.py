@@ -17,6 +17,21 @@ from nvcli.repl.shell import Shell
 from tests.fakes import STARTUP, FakeLLM, Reply
 
 
+def run_line(shell: Shell, line: str) -> str:
+    """What it prints; a message is asked."""
+    assert isinstance(shell.screen.out, io.StringIO)
+    shell.screen.out.seek(0)
+    shell.screen.out.truncate()
+    action = interpret(line)
+    if isinstance(action, str):
+        list(shell.session.turn(action))
+    else:
+        run_command(shell, *action)
+        while shell.pending:
+            list(shell.pending.pop())
+    return shell.screen.out.getvalue()
+
+
 class Typed:
     """A shell and what its commands printed."""
 
@@ -26,20 +41,11 @@ class Typed:
         self.shell = Shell(Session(self.llm), Screen(self.out, self.out))
 
     def __call__(self, line: str) -> str:
-        """Run one line and return what it printed; messages are asked."""
-        self.out.seek(0)
-        self.out.truncate()
-        action = interpret(line)
-        if isinstance(action, str):
-            list(self.shell.session.turn(action))
-            return ""
+        """Run one line and return what it printed, or its error."""
         try:
-            run_command(self.shell, *action)
+            return run_line(self.shell, line)
         except NvcliError as exc:
             return f"error: {exc}"
-        while self.shell.pending:
-            list(self.shell.pending.pop())
-        return self.out.getvalue()
 
 
 @pytest.mark.parametrize(

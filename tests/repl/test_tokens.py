@@ -10,11 +10,11 @@ import pytest
 
 from nvcli.config import EngineConfig
 from nvcli.repl.chat_llm import ChatLLM
-from nvcli.repl.commands import interpret, run_command
 from nvcli.repl.screen import Screen
 from nvcli.repl.session import Session
 from nvcli.repl.shell import Shell
 from nvcli.types import FinishReason, RequestOutput, fold_outputs
+from tests.repl.test_commands import run_line as run
 
 pytestmark = pytest.mark.torch
 
@@ -31,20 +31,6 @@ def shell(llm: ChatLLM) -> Shell:
     out = io.StringIO()
     session = Session(llm, overrides={"temperature": 0.0})
     return Shell(session, Screen(out, out))
-
-
-def run(shell: Shell, line: str) -> str:
-    assert isinstance(shell.screen.out, io.StringIO)
-    shell.screen.out.seek(0)
-    shell.screen.out.truncate()
-    action = interpret(line)
-    if isinstance(action, str):
-        list(shell.session.turn(action))
-    else:
-        run_command(shell, *action)
-        while shell.pending:
-            list(shell.pending.pop())
-    return shell.screen.out.getvalue()
 
 
 def last(shell: Shell) -> RequestOutput:
