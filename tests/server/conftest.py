@@ -105,12 +105,16 @@ class Served:
         text: str = self.llm.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
-    def chat(self, **fields: Any) -> dict[str, Any]:
-        """A chat completion that must succeed."""
-        response = self.post("/v1/chat/completions", {**DEFAULTS, **fields})
+    def ask(self, path: str, body: Any) -> dict[str, Any]:
+        """The answer to what must succeed."""
+        response = self.post(path, body)
         assert response.status_code == 200, response.text
         value: dict[str, Any] = response.json()
         return value
+
+    def chat(self, **fields: Any) -> dict[str, Any]:
+        """A chat completion that must succeed."""
+        return self.ask("/v1/chat/completions", {**DEFAULTS, **fields})
 
     def stream(self, path: str, body: dict[str, Any]) -> list[Any]:
         """The data of every event, `[DONE]` as text."""

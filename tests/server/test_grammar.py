@@ -77,9 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: Any) -> Iterator[S
 
 def ask(served: Served, **fields: Any) -> dict[str, Any]:
     body = {"model": MODEL, "messages": USER, "max_tokens": 300, "temperature": 1.5, **fields}
-    response = served.post("/v1/chat/completions", body)
-    assert response.status_code == 200, response.text
-    choice: dict[str, Any] = response.json()["choices"][0]
+    choice: dict[str, Any] = served.ask("/v1/chat/completions", body)["choices"][0]
     return choice
 
 

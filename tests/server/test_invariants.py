@@ -211,9 +211,7 @@ def test_completions_stream_and_body_agree(
     fields |= {"max_tokens": 40, "seed": 3}
     if logprobs is not None:
         fields["logprobs"] = logprobs
-    response = rig.served.post("/v1/completions", fields)
-    assert response.status_code == 200, response.text
-    body = response.json()
+    body = rig.served.ask("/v1/completions", fields)
     events = rig.served.stream("/v1/completions", fields)
     assert events.pop() == "[DONE]"
     assert len(body["choices"]) == len(texts) * n

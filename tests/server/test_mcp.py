@@ -63,10 +63,7 @@ def tool(label: str, **fields: Any) -> dict[str, Any]:
 
 
 def stream(served: Served, **fields: Any) -> list[Any]:
-    body = {"model": "scripted", "input": "hi", "stream": True, **fields}
-    response = served.post(PATH, body)
-    assert response.status_code == 200, response.text
-    return parse_events(response.text)
+    return served.stream(PATH, {"model": "scripted", "input": "hi", **fields})
 
 
 def check(events: list[Any]) -> dict[str, Any]:

@@ -82,10 +82,7 @@ def unit(vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def embed(served: Served, **fields: Any) -> dict[str, Any]:
-    response = served.post("/v1/embeddings", {"model": "tiny", **fields})
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
+    return served.ask("/v1/embeddings", {"model": "tiny", **fields})
 
 
 def text_ids(served: Served, text: str) -> list[int]:
@@ -210,9 +207,7 @@ def relevance(served: Served, reference: Any, query: str, document: str, task: s
 def test_rerank(served: Served, reference: Any, path: str) -> None:
     documents: list[Any] = ["red", {"text": "blue"}, "green"]
     body = {"model": "tiny", "query": "sky", "documents": documents, "instruction": "T"}
-    response = served.post(path, body)
-    assert response.status_code == 200, response.text
-    results = response.json()["results"]
+    results = served.ask(path, body)["results"]
     for result in results:
         document = ("red", "blue", "green")[result["index"]]
         expected = relevance(served, reference, "sky", document, "T")

@@ -26,10 +26,7 @@ max_tool_calls store background service_tier metadata safety_identifier prompt_c
 
 
 def create(served: Served, **fields: Any) -> dict[str, Any]:
-    response = served.post(PATH, {"model": "scripted", "input": "hi", **fields})
-    assert response.status_code == 200, response.text
-    value: dict[str, Any] = response.json()
-    return value
+    return served.ask(PATH, {"model": "scripted", "input": "hi", **fields})
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
