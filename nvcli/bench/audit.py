@@ -11,11 +11,14 @@ from nvcli.bench import little, metrics
 from nvcli.bench.record import OK
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from nvcli.bench.little import Law
     from nvcli.bench.record import RequestRecord, Run
     from nvcli.bench.window import Window
 
 LATE_FLOOR_S, LATE_SHARE = 0.005, 0.05  # a later client than this is not sound
+LOST_SHARE = 0.01  # of the requests; below it a broken connection is a failure like others
 
 
 def warnings(
@@ -97,6 +100,17 @@ def too_late_s(pools: dict[str, list[float]]) -> float | None:
     return worst if worst > limit else None
 
 
+def server_was_gone(records: Sequence[RequestRecord]) -> str | None:
+    """How many requests had no server, where that ends what the run can tell: more than one in a
+    hundred, or the one that ended last."""
+    lost = sum(r.lost for r in records)
+    if not lost:
+        return None
+    if lost <= LOST_SHARE * len(records) and not max(records, key=lambda r: r.end_ns).lost:
+        return None
+    return f"the server was gone: {lost} of {len(records)} requests found none, or lost it"
+
+
 def unsound(
     run: Run,
     json: dict[str, Any],
@@ -129,6 +143,8 @@ def unsound(
     wanted = json["until_ci"]
     if wanted is not None and not wanted["reached"] and not run.end.get("interrupted"):
         reasons.append(f"the intervals asked for, within {wanted['asked']:.1%}, were not reached")
+    if (gone := server_was_gone(run.requests)) is not None:
+        reasons.append(gone)
     if json["counts"]["ok"] == 0:
         reasons.append("no request was answered")
     return reasons

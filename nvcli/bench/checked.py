@@ -117,6 +117,8 @@ def request(record: RequestRecord) -> None:
     if record.conn_ns is not None:
         _moment(record.conn_ns, "conn_ns")
     _one(record.turn, int, "turn")
+    if not isinstance(record.lost, bool):
+        raise ValueError("lost is neither true nor false")
     _one(record.error, str, "error")
     _one(record.server, dict, "server")
     for name, value in record.server.items():

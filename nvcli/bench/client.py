@@ -168,6 +168,8 @@ class Client:
 
         Cancelled, it keeps what came until then.
         """
+        import aiohttp
+
         path, body = self.endpoint.body(planned)
         data = orjson.dumps(body)
         answer: list[int] = []
@@ -184,6 +186,8 @@ class Client:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever broke, it is this request's failure
             record.status, record.error = ERROR, str(exc)[:200] or type(exc).__name__
+            broken = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
+            record.lost = isinstance(exc, broken)
         record.end_ns = record.chunks[-1][0] if record.status == OK else now_ns()
         return answer
 

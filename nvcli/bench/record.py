@@ -50,6 +50,7 @@ class RequestRecord:
     server: dict[str, int] = field(default_factory=dict)  # arrive, sched, first, done
     error: str | None = None
     turn: int = 1  # of its conversation
+    lost: bool = False  # there was no server, or its connection broke
 
     @property
     def num_tokens(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import little, metrics, precision, stats
-from nvcli.bench.audit import unsound, warnings
+from nvcli.bench.audit import server_was_gone, unsound, warnings
 from nvcli.bench.explain import amdahl_rows, breakdown, limits_json, model_max, model_rows
 from nvcli.bench.metrics import METRICS, PERCENTILES, latencies, pool
 from nvcli.bench.record import ERROR, OK, TIMEOUT, UNFINISHED
@@ -169,7 +169,11 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     json["amdahl"] = amdahl_rows(run, known, json)
     json["warnings"] = warnings(run, inside, law, window, counts, pools)
     reasons = unsound(run, json, identity_error, law, window, pools)
-    json["verdict"] = {"sound": not reasons, "reasons": reasons}
+    json["verdict"] = {
+        "sound": not reasons,
+        "reasons": reasons,
+        "server_was_gone": server_was_gone(run.requests) is not None,
+    }
     missed = [] if not slo or len(good) >= 0.99 * len(inside) else [
         f"{len(good)} of {len(inside)} requests met the limits"
     ]  # fmt: skip

@@ -110,6 +110,7 @@ def _row(summary: Summary) -> dict[str, Any]:
         "model_ratio": model["ratio"] if model else None,
         "sound": not summary.unsound,
         "unsound": summary.unsound,
+        "server_was_gone": json["verdict"]["server_was_gone"],
         # as --until-ci asked; a load that diverged was ended before
         "precise": json["window"]["is_overloaded"] or (json["until_ci"] or {}).get("reached", True),
         "overloaded": json["window"]["is_overloaded"],

@@ -194,7 +194,7 @@ def _show_sweep(screen: Screen, path: Path, output: OutputOptions, *, was_interr
     if was_interrupted:
         raise InterruptedRunError(KEPT)
     if all(not row["sound"] for row in result.rows) or any(
-        not row["precise"] for row in result.rows
+        row["server_was_gone"] or not row["precise"] for row in result.rows
     ):
         return 6
     has_slo = any(row["has_slo"] for row in result.rows)

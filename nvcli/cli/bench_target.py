@@ -101,7 +101,10 @@ def measure(
     *,
     stops_early: bool = False,
 ) -> bool:
-    """Run the points into one file; whether Ctrl-C ended it."""
+    """Run the points into one file, up to one in which the server was gone; whether Ctrl-C ended
+    it.
+    """
+    from nvcli.bench.audit import server_was_gone
     from nvcli.bench.ceiling import client_ceiling
     from nvcli.bench.online import Session
     from nvcli.bench.record import read_runs
@@ -119,6 +122,8 @@ def measure(
                 result = await session.measure(point)
                 if result.was_interrupted:
                     return True
+                if server_was_gone(result.records) is not None:
+                    break
                 if stops_early:
                     summaries.append(summarize(read_runs(path)[-1]))
                     if is_saturated(summaries):

@@ -298,6 +298,63 @@ def test_sweep_on_a_url(tmp_path: Path, cli: Cli) -> None:
     assert found["fit"]["x1"] > 0
 
 
+@contextmanager
+def mortal_server(num_requests: int) -> Iterator[str]:
+    """A stub that ends, with all connections, at the request behind so many."""
+    code = f"""
+import asyncio, os
+from nvcli.bench import stub
+class Mortal(stub.Stub):
+    async def _answer(self, *args):
+        if self._num_requests >= {num_requests}:
+            os._exit(0)
+        await super()._answer(*args)
+stub.Stub = Mortal
+asyncio.run(stub._main(stub.Timetable(1, 0, 1)))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["serve", "--requests", "60", "-c", "3", "--repeat", "2"],
+        ["sweep", "--concurrencies", "1,2,3", "--duration", "1s"],
+    ],
+    ids=["serve", "sweep"],
+)
+def test_a_server_that_ends_makes_a_run_unsound(tmp_path: Path, cli: Cli, flags: list[str]) -> None:
+    """Without limits on latency, too; and no further load is tried."""
+    verb, *load = flags
+    with mortal_server(2 + 6) as url:  # two are sent before
+        result = cli("bench", verb, url, *load, "--in-len", "4", "--out-len", "2")
+    assert result.code == 6, result.err
+    assert "the server was gone: " in result.out
+    *before, run = own_runs(tmp_path)
+    assert not before or verb == "sweep"  # of which a rung may end before
+    good = sum(r.status == "ok" for found in (*before, run) for r in found.requests)
+    assert 4 <= good <= 6  # those at hand end with it
+    assert cli("bench", "report", "last").code == 6
+
+
+def test_one_broken_connection_of_many_is_a_failure_like_others() -> None:
+    records = list(closed_loop(100))
+    records.sort(key=lambda r: r.end_ns)
+    lost = records[len(records) // 2]
+    lost.status, lost.chunks, lost.lost = "error", [], True
+    assert not summarize(Run({"warmup": 0}, records)).unsound
+    last = records[-1]
+    last.status, last.chunks, last.lost = "error", [], True
+    (reason,) = summarize(Run({"warmup": 0}, records)).unsound
+    assert reason == f"the server was gone: 2 of {len(records)} requests found none, or lost it"
+
+
 def test_a_sweep_goes_on_until_each_rung_is_precise(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
