@@ -6,6 +6,7 @@ what this would write.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,18 +52,34 @@ ENGINE_WORKLOADS = {
 
 
 def engine() -> str:
-    """The last run of nvcli beside vLLM on Qwen3-0.6B: a row of each, which name one another."""
-    lines = (RESULTS / "engine.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = {}
-    for row in map(json.loads, lines):
-        if row["peer"] in ("nvcli", "vllm") and row["config"]["model"] == "qwen3-0.6b":
-            rows[row["config"]["engine"]] = row
+    """nvcli beside vLLM on Qwen3-0.6B: of every workload the last run that had both."""
     table = ["| | nvcli | vLLM | factor |", "|---|--:|--:|--:|"]
+    runs: dict[str, list[str]] = {}  # provenance -> what is from it
+    pairs = pairs_of("qwen3-0.6b")
     for workload, (metric, name, is_rate) in ENGINE_WORKLOADS.items():
-        ours, theirs = (rows[engine]["metrics"][workload][metric] for engine in ("nvcli", "vllm"))
+        pair = next(p for p in reversed(pairs) if all(_has(row, workload, metric) for row in p))
+        ours, theirs = (row["metrics"][workload][metric] for row in pair)
         factor = ours / theirs if is_rate else theirs / ours
         table.append(f"| {name} | {_number(ours)} | {_number(theirs)} | {factor:.2f}x |")
-    return "\n".join([*table, "", provenance(rows["nvcli"])])
+        runs.setdefault(provenance(pair[0]), []).append(name.rpartition(", ")[0])
+    (latest, _), *older = sorted(runs.items(), key=lambda run: -len(run[1]))
+    lines = [latest, *(f"{'; '.join(names)}: {which}" for which, names in older)]
+    return "\n".join([*table, "", "\n\n".join(lines)])
+
+
+def pairs_of(model: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(nvcli's row, vLLM's) of each run of both, the newest last; they stand side by side."""
+    lines = (RESULTS / "engine.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if row["config"]["model"] == model]
+    return [
+        (ours, theirs)
+        for ours, theirs in itertools.pairwise(rows)
+        if (ours["peer"], theirs["peer"]) == ("vllm", "nvcli")
+    ]
+
+
+def _has(row: dict[str, Any], workload: str, metric: str) -> bool:
+    return (row["metrics"].get(workload) or {}).get(metric) is not None
 
 
 def _number(value: float) -> str:
