@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
+import signal
+import socket
 import termios
 from typing import TYPE_CHECKING
 
@@ -35,10 +38,29 @@ def ask_short(screen: Screen, keyboard: TextIO, question: str) -> str:
         termios.tcflush(keyboard.fileno(), termios.TCIFLUSH)
     screen.write_err(question)
     try:
+        wait_for_line(keyboard)
         return keyboard.readline().strip()
     except (KeyboardInterrupt, SystemExit):
         screen.write_err("\n")  # what is said next begins a line
         raise
+
+
+def wait_for_line(keyboard: TextIO) -> None:
+    """Until the keyboard can be read, or a signal's handler raises. In the main thread.
+
+    A signal that comes right before a read is only noted, and has to wait for the line. One that
+    comes right before this wait ends it: Python leaves a byte in `signal.set_wakeup_fd`'s socket.
+    """
+    woken, wakes = socket.socketpair()
+    with woken, wakes:
+        wakes.setblocking(False)
+        previous = signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        try:
+            watched: list[TextIO | socket.socket] = [keyboard, woken]
+            while keyboard not in select.select(watched, [], [])[0]:
+                woken.recv(64)
+        finally:
+            signal.set_wakeup_fd(previous)
 
 
 def run_calls(
