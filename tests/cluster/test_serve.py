@@ -95,8 +95,8 @@ def test_sighup_replaces_the_replicas_under_load(cluster: Any, tmp_path: Path) -
                 count += 1
             return count
 
-        with ThreadPoolExecutor(4) as pool:
-            clients = [pool.submit(keep_asking, number) for number in range(4)]
+        with ThreadPoolExecutor(2) as pool:
+            clients = [pool.submit(keep_asking, number) for number in range(2)]
             try:
                 until(lambda: metric(client, "nvcli:generation_tokens_total") > 50)
                 server.process.send_signal(signal.SIGHUP)
