@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
-from nvcli.engine.default_sampling import check_params, make_sampling, recommended_sampling
+from nvcli.described import Described
+from nvcli.engine.default_sampling import check_params
 from nvcli.engine.embedding import ended, unit_vector
 from nvcli.engine.output_stream import OutputStream
-from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError, TokenizerError
+from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError
 from nvcli.heap import frozen_heap
 from nvcli.text.prompts import Prompt, are_messages, as_batch, as_token_ids
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
@@ -30,67 +31,13 @@ if TYPE_CHECKING:
 
     from nvcli.engine.engine import EngineStats, Request
     from nvcli.engine.engine_thread import EngineThread, Sink
-    from nvcli.engine.grammar import Grammar, GrammarCompiler, GrammarSpec
     from nvcli.engine.startup import StartupReport
     from nvcli.engine.step import StepPlan
     from nvcli.models.config import ModelConfig
-    from nvcli.text import Tokenizer
 
 # Prompts of `generate` that reach the engine at once: one by one they would share no step, and all
 # of many would keep it waiting for their tokens.
 SUBMITTED_TOGETHER = 64
-
-
-class Described:
-    """What is known of a loaded model wherever its engine runs: text to ids, default parameters,
-    grammars."""
-
-    config: EngineConfig
-    model_name: str
-    model_config: Any  # at least its `sampling_defaults`
-    vocab_size: int  # token ids that may be used: the tokenizer's, which a model is padded beyond
-    eos_token_ids: frozenset[int]
-    _tokenizer: Tokenizer | None
-    _grammars: GrammarCompiler | None = None
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Raises `TokenizerError` where the model folder has none (`--load-format dummy`)."""
-        if self._tokenizer is None:
-            raise TokenizerError(
-                f"{self.model_name} has no tokenizer", hint="Give the prompt as token ids."
-            )
-        return self._tokenizer
-
-    @property
-    def supports_thinking(self) -> bool:
-        return self._tokenizer is not None and self._tokenizer.end_think_id is not None
-
-    def sampling(self, *, enable_thinking: bool = True, **overrides: Any) -> SamplingParams:
-        """Sampling parameters: `overrides` that are not None, over the checkpoint's
-        generation_config, over Qwen3's values. A Qwen3 checkpoint whose generation_config holds the
-        values for thinking gets those for plain answers when thinking is off.
-
-        Raises `InvalidParameterError` for an unknown name or a value out of range.
-        """
-        recommended: dict[str, Any] = {}
-        if self.config.generation_config == "auto":
-            recommended = recommended_sampling(
-                self.model_config.sampling_defaults,
-                can_think=self.supports_thinking,
-                enable_thinking=enable_thinking,
-            )
-        return make_sampling(recommended, overrides)
-
-    def compile_grammar(self, spec: GrammarSpec) -> Grammar:
-        """A grammar for requests; the last ones are remembered. Raises `GrammarError`."""
-        if self._grammars is None:
-            from nvcli.engine.grammar import GrammarCompiler
-
-            self._grammars = GrammarCompiler(
-                self.tokenizer, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids
-            )
-        return self._grammars.compile(spec)
 
 
 class LLM(Described):

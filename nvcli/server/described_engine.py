@@ -7,8 +7,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from nvcli.described import Described
 from nvcli.engine.engine import Engine, EngineStats
-from nvcli.llm import Described
 from nvcli.text import load_tokenizer
 
 if TYPE_CHECKING:

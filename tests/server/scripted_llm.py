@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from nvcli.config import EngineConfig
+from nvcli.described import Described
 from nvcli.engine.engine import Engine, Request
 from nvcli.engine.engine_thread import EngineThread
 from nvcli.engine.grammar import Grammar, GrammarSpec
 from nvcli.engine.step import StepPlan, StepResult
 from nvcli.errors import EngineClosedError
-from nvcli.llm import Described
 from nvcli.text import Tokenizer
 from nvcli.types import TokenLogprob
 from tests.scripted_device import ScriptedDevice, ScriptedTicket
