@@ -343,7 +343,9 @@ class ModelRunner(StepRunner):
         return before - self._free_memory() + self.graphs.buffer_bytes
 
     def _profile_plans(self) -> Iterator[StepPlan]:
-        """All slots decoding, then the token budget as prompts; only the dummy block is read."""
+        """All slots decoding, then the token budget as prompts whose hidden states are all wanted;
+        only the dummy block is read.
+        """
         budget = self.max_num_batched_tokens
         longest = min(budget, self.max_model_len - 1)
         params = SamplingParams(temperature=1.0, top_p=0.9)
@@ -355,6 +357,7 @@ class ModelRunner(StepRunner):
             plan = StepPlan(step_id=-1)
             for slot in range(num_rows):
                 seq = Sequence(-1, [0] * n, params, 1, 0, block_table=blocks)
+                seq.pools = () if n > 1 else None
                 plan.slot_inits.append(SlotInit(slot, [0] * n, [], params, 0, frozenset()))
                 plan.rows.append(Row(seq, 0, slot, 0, n, samples=True, is_stored=True))
             yield plan

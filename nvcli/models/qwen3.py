@@ -126,12 +126,11 @@ class Qwen3Model(nn.Module):
 
     def forward(self, batch: ForwardBatch) -> Tensor:  # [T, E] or [R, E], after the last norm
         x, cos, sin = self.embed_tokens(batch.input_ids, batch.positions, self.rotary)
-        residual = None
-        for layer in self.layers[:-1]:
-            x, residual = layer(x, residual, (cos, sin), batch)
-        # What no later step reads needs not be computed: of the last layer, all but the cache.
-        wanted = batch.logits_indices if batch.ends_early else None
-        x, residual = self.layers[-1](x, residual, (cos, sin), batch, wanted)
+        residual, last = None, len(self.layers) - 1
+        for i, layer in enumerate(self.layers):  # a slice of them would be a new module a step
+            # What no later step reads needs not be computed: of the last layer, all but the cache.
+            wanted = batch.logits_indices if i == last and batch.ends_early else None
+            x, residual = layer(x, residual, (cos, sin), batch, wanted)
         return self.norm.add(x, residual)[0]
 
 

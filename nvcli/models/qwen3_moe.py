@@ -38,7 +38,7 @@ class Qwen3MoeLayer(Qwen3Layer):
             return x, residual
         is_token = batch.is_token()
         if is_token is not None and wanted is not None:
-            is_token = is_token[wanted]
+            is_token = batch.seq_lens > 0  # what a row without keys names is another row's token
         x, residual = self.mlp(x, residual, self.post_attention_layernorm, is_token)
         return x, residual
 

@@ -559,3 +559,60 @@ def test_the_last_layer_ends_early_unless_more_is_read(
     driver.step((driver.add(2, [9, 10, 11, 12]), 2))  # none does
     driver.step((driver.add(3, [1, 2, 3, 4], prompt_logprobs=0), 4))
     assert counts == [1, 2, 2, 4]
+    pools = driver.add(4, [5, 6, 7])
+    pools.pools = ()
+    result = driver.step((driver.add(5, [1, 2, 3, 4]), 4), (pools, 3))
+    assert counts.pop() == 7
+    assert set(result.pooled) == {1}
+
+
+def test_the_profile_measures_steps_of_which_all_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later step keeps more hidden states, or samples more rows."""
+    runner = make_runner(folder, max_num_seqs=3, max_num_batched_tokens=20, max_model_len=16)
+    forward, found = runner.model.forward, []
+
+    def counted(batch: Any) -> torch.Tensor:
+        hidden = forward(batch)
+        found.append((hidden.shape[0], len(batch.logits_indices)))
+        return hidden
+
+    runner._allocate(0)
+    monkeypatch.setattr(runner.model, "forward", counted)
+    for plan in runner._profile_plans():
+        runner.collect(runner.launch(plan))
+    assert found == [(3, 3), (30, 2)]
+
+
+@pytest.mark.parametrize(
+    ("device", "has_triton", "deterministic", "is_folded"),
+    [
+        ("cuda", True, False, True),
+        ("cpu", True, False, False),
+        ("cuda", False, False, False),
+        ("cuda", True, True, False),
+    ],
+)
+def test_norms_come_late_where_our_kernels_run_and_rows_may_depend_on_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    has_triton: bool,
+    deterministic: bool,
+    is_folded: bool,
+) -> None:
+    from types import SimpleNamespace
+
+    folded = []
+    model = SimpleNamespace(fold_norms=lambda: folded.append(torch.is_inference_mode_enabled()))
+    monkeypatch.setattr("nvcli.models.load_model", lambda *args, **options: model)
+    monkeypatch.setattr(kernels, "uses_triton", lambda: has_triton)
+    runner: Any = SimpleNamespace(
+        device=torch.device(device),
+        dtype=torch.bfloat16,
+        config=EngineConfig(deterministic=deterministic),
+        model_config=None,
+        group=None,
+    )
+    assert ModelRunner._load_model(runner, Path()) is model
+    assert folded == [True] * is_folded

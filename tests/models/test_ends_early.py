@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from nvcli import kernels
 from nvcli.models.qwen3 import Qwen3ForCausalLM
 from tests.builders_torch import PagedModel, Rows, load_tiny, make_forward_batch
 from tests.tiny import write_tiny_checkpoint
@@ -50,3 +51,23 @@ def test_what_is_wanted_is_the_same(
         assert short[0].shape == (len(ROWS), model.config.hidden_size)
         for got, want in zip(short, whole, strict=True):
             torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
+
+
+@torch.inference_mode()
+def test_padding_goes_to_no_expert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A padding row has no token of its own: its index names the last one of another row."""
+    write_tiny_checkpoint(tmp_path, **KINDS["experts"])
+    model = load_tiny(tmp_path)
+    route, masks = kernels.route, list[list[bool]]()
+
+    def routed(*args: Any, is_token: torch.Tensor, **options: Any) -> Any:
+        masks.append(is_token.tolist())
+        return route(*args, is_token=is_token, **options)
+
+    monkeypatch.setattr(kernels, "route", routed)
+    batch = make_forward_batch([*ROWS, Rows([], 0, [0])], PagedModel(model).kv_caches)
+    batch.ends_early = batch.is_padded = True
+    assert model(batch).shape[0] == len(ROWS) + 1
+    *_, before, last = masks
+    assert before == [True] * sum(batch.query_lens)
+    assert last == [True, True, True, False]
