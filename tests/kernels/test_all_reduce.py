@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nvcli.parallel import MAX_SHORT_ROWS, short_rows
 from tests.kernels.exchange_model import MUTATIONS, Rules, Wrong, explore
-from tests.kernels.triton_testing import needs_triton, run_in_interpreter
+from tests.kernels.triton_testing import EPS, needs_triton, run_in_interpreter
 from tests.waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
@@ -199,11 +199,11 @@ def check_norms() -> None:
             weight = torch.linspace(0.5, 2, sums.columns).to(sums.dtype)
             residual = None if step % 3 == 0 else parts[0]
             x = parts[rank].clone()
-            normed, total = sums.add_rms_norm(x, residual, weight, 1e-6)
+            normed, total = sums.add_rms_norm(x, residual, weight, EPS)
             wanted = expected if residual is None else expected + residual
             assert torch.equal(x, parts[rank])
             assert torch.equal(total, wanted), (rank, step)
-            norm = reference.rms_norm(wanted, weight, 1e-6)
+            norm = reference.rms_norm(wanted, weight, EPS)
             tolerance = 1e-5 if sums.dtype == torch.float32 else 2e-2
             torch.testing.assert_close(normed, norm, rtol=tolerance, atol=tolerance)
 

@@ -14,7 +14,12 @@ from nvcli.kernels import cuts, reference, tuned
 from nvcli.kernels.cuts import Fp8Tiles, Gemv
 from nvcli.types import FP8_BLOCK
 from tests.kernels.test_row_kernels import randn
-from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
+from tests.kernels.triton_testing import (
+    EPS,
+    assert_as_good_as_torch,
+    needs_triton,
+    run_in_interpreter,
+)
 
 GEMV_SHAPES = [(128, 128), (256, 384), (128, 2048), (128, 5120)]  # outputs, columns
 CUDA_GEMV_SHAPES = [(4096, 1024), (1024, 3072), (6144, 4096), (4096, 12_288), (5120, 17_408)]
@@ -195,10 +200,10 @@ def check_gemv(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
         for before in (None, residual) if whole is not None else ():
             assert whole is not None
             plain_total = x if before is None else x + before
-            got, total = getattr(gemv, name)(x, before, norm, 1e-6, weight, whole, scales)
+            got, total = getattr(gemv, name)(x, before, norm, EPS, weight, whole, scales)
             meaning = getattr(reference, name)
-            plain, _ = meaning(x, before, norm, 1e-6, weight, None, scales)
-            wanted, _ = meaning(plain_total.float(), None, norm.float(), 1e-6, exact)
+            plain, _ = meaning(x, before, norm, EPS, weight, None, scales)
+            wanted, _ = meaning(plain_total.float(), None, norm.float(), EPS, exact)
             assert torch.equal(total, plain_total)
             assert_as_good_as_torch(got, plain, wanted)
 

@@ -7,7 +7,12 @@ import torch
 
 from nvcli.kernels import cuts
 from tests.kernels.test_row_kernels import randn
-from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
+from tests.kernels.triton_testing import (
+    EPS,
+    assert_as_good_as_torch,
+    needs_triton,
+    run_in_interpreter,
+)
 
 # outputs, columns
 SHAPES = [(5, 16), (96, 64), (10, 100), (24, 96), (6, 8200), (4, 2600), (10, 5200)]
@@ -46,9 +51,9 @@ def check_norm(
         meaning = getattr(reference, name)
         cut = cuts.norm_gemv_cut(size, is_swiglu=name == "norm_swiglu")
         assert cut is not None
-        got, total = op(x, residual, norm_weight, 1e-6, weight, cut)
-        plain, _ = meaning(x, residual, norm_weight, 1e-6, weight)
-        exact, _ = meaning(plain_total.float(), None, norm_weight.float(), 1e-6, weight.float())
+        got, total = op(x, residual, norm_weight, EPS, weight, cut)
+        plain, _ = meaning(x, residual, norm_weight, EPS, weight)
+        exact, _ = meaning(plain_total.float(), None, norm_weight.float(), EPS, weight.float())
         assert torch.equal(total, plain_total)
         assert_as_good_as_torch(got, plain, exact)
 

@@ -17,6 +17,7 @@ class Doors:
         self.door, self.taken = "cublas", list[str]()
         monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", self.choose)
         monkeypatch.setattr(torch, "mm", self.mm)
+        monkeypatch.setattr(OnCuda, "addmm_", lambda total, x, y: self.mm(x, y), raising=False)
 
     def choose(self, door: str | None = None) -> str:
         self.door = door or self.door
@@ -33,12 +34,18 @@ class OnCuda(torch.Tensor):
     device = torch.device("cuda", 0)  # type: ignore[assignment]
 
 
-def product(rows: int, columns: int) -> None:
-    x = torch.zeros(rows, columns).as_subclass(OnCuda)
-    library.linear(x, torch.zeros(2, columns))
+def product(rows: int, columns: int, *, adds: bool = False) -> None:
+    x, weight = torch.zeros(rows, columns).as_subclass(OnCuda), torch.zeros(2, columns)
+    if adds:
+        library.add_linear(x, weight, torch.zeros(rows, 2).as_subclass(OnCuda))
+    else:
+        library.linear(x, weight)
 
 
-def test_some_dozens_of_long_rows_go_through_cublaslt(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("adds", [False, True])
+def test_some_dozens_of_long_rows_go_through_cublaslt(
+    monkeypatch: pytest.MonkeyPatch, adds: bool
+) -> None:
     doors = Doors(monkeypatch)
     for rows, columns, want in (
         (32, 4096, "cublas"),
@@ -47,10 +54,10 @@ def test_some_dozens_of_long_rows_go_through_cublaslt(monkeypatch: pytest.Monkey
         (193, 4096, "cublas"),
         (64, 3072, "cublas"),
     ):
-        product(rows, columns)
+        product(rows, columns, adds=adds)
         assert (doors.taken.pop(), doors.door) == (want, "cublas"), (rows, columns)
     with pytest.raises(torch.OutOfMemoryError):
-        product(40, 4096)
+        product(40, 4096, adds=adds)
     assert (doors.taken.pop(), doors.door) == ("cublaslt", "cublas"), "also after an error"
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from nvcli import kernels
 from nvcli.errors import UsageError
 from nvcli.kernels import cpu, reference
+from tests.kernels.triton_testing import EPS
 
 pytestmark = pytest.mark.torch
 
@@ -20,8 +21,8 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def test_rms_norm_by_hand() -> None:
-    out = kernels.rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 0.0)
-    rms = math.sqrt(12.5)
+    out = kernels.rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 3.5)
+    rms = math.sqrt(12.5 + 3.5)
     torch.testing.assert_close(out, torch.tensor([[3 / rms, 8 / rms]]))
 
 
@@ -29,16 +30,16 @@ def test_rms_norm_rounds_as_transformers_does() -> None:
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
     x, weight = randn(7, 48, dtype=torch.bfloat16), randn(48, seed=1, dtype=torch.bfloat16)
-    theirs = Qwen3RMSNorm(48, eps=1e-6).to(torch.bfloat16)
+    theirs = Qwen3RMSNorm(48, eps=EPS).to(torch.bfloat16)
     theirs.weight.data.copy_(weight)
-    assert torch.equal(kernels.rms_norm(x, weight, 1e-6), theirs(x))
+    assert torch.equal(kernels.rms_norm(x, weight, EPS), theirs(x))
 
 
 def test_add_rms_norm_returns_the_sum() -> None:
     x, residual, weight = randn(3, 8), randn(3, 8, seed=1), randn(8, seed=2)
-    out, total = kernels.add_rms_norm(x, residual, weight, 1e-6)
+    out, total = kernels.add_rms_norm(x, residual, weight, EPS)
     assert torch.equal(total, x + residual)
-    assert torch.equal(out, kernels.rms_norm(total, weight, 1e-6))
+    assert torch.equal(out, kernels.rms_norm(total, weight, EPS))
 
 
 def test_silu_and_mul_by_hand() -> None:
@@ -58,9 +59,9 @@ def test_rope_rotates_pairs_of_halves() -> None:
 def test_rope_norm_norms_each_head_with_its_weight_first() -> None:
     x, weight = randn(2, 3, 8), randn(3, 8, seed=1)
     zero, one = torch.zeros(2, 8), torch.ones(2, 8)
-    out = kernels.rope_norm(x, weight, one, zero, 1e-6)
+    out = kernels.rope_norm(x, weight, one, zero, EPS)
     for head in range(3):
-        expected = kernels.rms_norm(x[:, head], weight[head], 1e-6)
+        expected = kernels.rms_norm(x[:, head], weight[head], EPS)
         torch.testing.assert_close(out[:, head], expected)
 
 
@@ -82,9 +83,9 @@ def test_cpu_rope_norm_equals_reference(has_weight: bool, tokens: int) -> None:
     x = randn(tokens, 7, 16)[:, 1:4]
     weight = randn(3, 16, seed=1) if has_weight else None
     cos, sin = randn(tokens, 16, seed=2), randn(tokens, 16, seed=3)
-    out = cpu.rope_norm(x, weight, cos, sin, 1e-6)
+    out = cpu.rope_norm(x, weight, cos, sin, EPS)
     assert out.is_contiguous()
-    want = reference.rope_norm(x, weight, cos, sin, 1e-6)
+    want = reference.rope_norm(x, weight, cos, sin, EPS)
     torch.testing.assert_close(out, want, atol=1e-6, rtol=1e-5)
 
 

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
+from tests.kernels.triton_testing import (
+    EPS,
+    assert_as_good_as_torch,
+    needs_triton,
+    run_in_interpreter,
+)
 
 NORM_SHAPES = [(1, 8), (3, 64), (5, 100), (2, 1024), (7, 2560)]
 LOOK_UP_SHAPES = [(1, 20, 64, 32), (9, 30, 100, 16), (0, 20, 64, 32)]  # tokens, ids, E, D
@@ -37,13 +42,13 @@ def check_norm(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     wide = randn(rows, size + 3, dtype=dtype, device=device)
     x, residual = wide[:, :size], randn(rows, size, dtype=dtype, device=device, seed=1)
     weight = 1 + 0.2 * randn(size, dtype=dtype, device=device, seed=2)
-    args = (weight.float(), 1e-6)
-    plain = reference.rms_norm(x, weight, 1e-6)
+    args = (weight.float(), EPS)
+    plain = reference.rms_norm(x, weight, EPS)
     assert_as_good_as_torch(
-        norm.rms_norm(x, weight, 1e-6), plain, reference.rms_norm(x.float(), *args)
+        norm.rms_norm(x, weight, EPS), plain, reference.rms_norm(x.float(), *args)
     )
-    out, total = norm.add_rms_norm(x, residual, weight, 1e-6)
-    plain, plain_total = reference.add_rms_norm(x, residual, weight, 1e-6)
+    out, total = norm.add_rms_norm(x, residual, weight, EPS)
+    plain, plain_total = reference.add_rms_norm(x, residual, weight, EPS)
     assert torch.equal(total, plain_total)
     exact = reference.rms_norm(plain_total.float(), *args)
     assert_as_good_as_torch(out, plain, exact)
@@ -57,10 +62,13 @@ def check_swiglu(shape: tuple[int, int], dtype: torch.dtype, device: str) -> Non
     exact = reference.silu_and_mul(x.float())
     assert_as_good_as_torch(norm.silu_and_mul(x), reference.silu_and_mul(x), exact)
     for hidden_size in LATE_NORM_SIZES:
-        hidden = 5 * randn(rows, hidden_size, dtype=dtype, device=device, seed=1)
-        plain = reference.silu_and_mul(x, hidden, 1e-6)
-        exact = reference.silu_and_mul(x.float(), hidden.float(), 1e-6)
-        assert_as_good_as_torch(norm.silu_and_mul(x, hidden, 1e-6), plain, exact)
+        hidden = 2 * randn(rows, hidden_size, dtype=dtype, device=device, seed=1)
+        plain = reference.silu_and_mul(x, hidden, EPS)
+        exact = reference.silu_and_mul(x.float(), hidden.float(), EPS)
+        for few in (norm.MANY_ROWS, 0):  # with 0 these are many, which are cut otherwise
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(norm, "MANY_ROWS", few)
+                assert_as_good_as_torch(norm.silu_and_mul(x, hidden, EPS), plain, exact)
 
 
 def check_rotary(
@@ -91,11 +99,11 @@ def check_rotary(
 
     def run(op: object, x: Tensor, w: Tensor, rms_of: Tensor | None) -> list[Tensor]:
         caches = (cache(x.dtype), cache(x.dtype))
-        args = (x, w if has_norm else None, *rotary, 1e-6, *caches, slots, None, rms_of)
+        args = (x, w if has_norm else None, *rotary, EPS, *caches, slots, None, rms_of)
         q = op(*args)  # type: ignore[operator]
         return [q, *caches]
 
-    hidden = (5 * randn(tokens, n, dtype=dtype, device=device, seed=4) for n in LATE_NORM_SIZES)
+    hidden = (2 * randn(tokens, n, dtype=dtype, device=device, seed=4) for n in LATE_NORM_SIZES)
     for rms_of in (None, *hidden):
         ours = run(rotary_store.rope_norm_store, qkv, weight, rms_of)
         plain = run(reference.rope_norm_store, qkv, weight, rms_of)
@@ -198,7 +206,7 @@ def test_dependent_launch_changes_nothing() -> None:
         launch.set_pdl(enabled)
         out = residual
         for _ in range(20):  # a chain, each reading what the one before wrote
-            out, total = norm.add_rms_norm(norm.silu_and_mul(x), out, weight, 1e-6)
+            out, total = norm.add_rms_norm(norm.silu_and_mul(x), out, weight, EPS)
         results.append((out.clone(), total.clone()))
     launch.set_pdl(True)
     for off, on in itertools.pairwise(results):

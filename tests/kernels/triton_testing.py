@@ -19,6 +19,9 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
 
+# Of norms. Beside rows of mean square 1 it shows when another is taken, or none; 1e-6 does not.
+EPS = 0.2
+
 
 def run_in_interpreter(module: str, function: str) -> None:
     """Call `module.function()` where Triton interprets: it decides that when it is imported. In a

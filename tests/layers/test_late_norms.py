@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from nvcli import kernels
 from nvcli.errors import UsageError
 from nvcli.kernels import tuned
 from nvcli.layers.norm import RMSNorm
+from nvcli.parallel import TPGroup
 from tests.builders_torch import PagedModel, Rows, load_tiny
+from tests.fp8_checkpoint import write_fp8_checkpoint
 from tests.tiny import write_tiny_checkpoint
 
 pytestmark = pytest.mark.torch
@@ -19,6 +22,10 @@ pytestmark = pytest.mark.torch
 NEVER: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True},
     "experts": {"architecture": "Qwen3MoeForCausalLM"},
+    "experts in some layers": {
+        "architecture": "Qwen3MoeForCausalLM",
+        "extra_config": {"mlp_only_layers": [0]},
+    },
     "qwen2, which has biases": {"architecture": "Qwen2ForCausalLM"},
 }
 
@@ -43,7 +50,8 @@ def spread_norm_weights(model: torch.nn.Module) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", [{}, {"architecture": "LlamaForCausalLM"}], ids=["qwen3", "llama"])
 def test_late_norms_compute_the_same(tmp_path: Path, kind: dict[str, Any]) -> None:
-    write_tiny_checkpoint(tmp_path, **kind)
+    eps = {"rms_norm_eps": 0.1}  # large enough to show where it is missing
+    write_tiny_checkpoint(tmp_path, extra_config=eps, **kind)
     model = load_tiny(tmp_path)
     spread_norm_weights(model)
     # A prompt of late norms, then steps of fewer rows over what it stored.
@@ -76,6 +84,25 @@ def test_some_models_keep_their_norms(tmp_path: Path, kind: str) -> None:
 def test_half_precision_keeps_its_norms(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path)
     model = load_tiny(tmp_path).half()
+    model.fold_norms()
+    assert not folded_norms(model)
+
+
+@torch.inference_mode()
+def test_fp8_weights_keep_their_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "keeps_fp8", lambda device: True)
+    write_fp8_checkpoint(tmp_path)
+    model = load_tiny(tmp_path)
+    model.fold_norms()
+    assert not folded_norms(model)
+
+
+@torch.inference_mode()
+def test_a_part_of_a_model_keeps_its_norms(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path)
+    model = load_tiny(tmp_path)
+    model.group = TPGroup.__new__(TPGroup)
+    model.group.size = 2
     model.fold_norms()
     assert not folded_norms(model)
 
