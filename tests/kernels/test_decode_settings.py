@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -113,6 +114,30 @@ def test_each_kind_of_cache_has_its_own_launch_and_cut(
         assert plan.num_items == 6 * (28 if has_fp8 else 8) // 2, "6 SMs, 2 KV heads"
         names = ("TILE", "num_warps", "num_stages", "maxnreg")
         assert {n: launched.options[n] for n in names if n in launched.options} == want
+
+
+@needs_triton
+@pytest.mark.torch
+def test_many_rows_have_their_own_launch_unless_they_share_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from nvcli.kernels import attention_plan, decode_attention, shared_attention
+    from nvcli.kernels.triton_attention import TritonAttention
+
+    launched = Recorder()
+    monkeypatch.setattr(decode_attention, "_decode_kernel", launched)
+    monkeypatch.setattr(attention_plan, "_plan_kernel", Recorder())
+    monkeypatch.setattr(shared_attention, "shared_attention", lambda *args: None)
+    own = replace(settings(64, 2, 3), many_tile=32, many_warps=1, many_stages=5)
+    few = {"TILE": 64, "num_warps": 2, "num_stages": 3, "MERGE": 16}
+    many = {"TILE": 32, "num_warps": 1, "num_stages": 5, "MERGE": 8}
+    for num_rows, shares, want in ((192, False, few), (193, False, many), (193, True, few)):
+        case = make([2] * num_rows, HEADS[0])
+        with used(own):
+            plan: Any = TritonAttention()._make_plan(case.q, case.k, case.batch)
+            case.batch.plan = replace(plan, shared=SimpleNamespace(num_rows=0) if shares else None)
+            TritonAttention().forward(case.q, case.k, case.v, case.batch, 0.2)
+        assert {name: launched.options[name] for name in want} == want
 
 
 @pytest.mark.torch
