@@ -11,8 +11,8 @@ where they are, so replaying it costs the host one small copy and one launch. Tw
 
 Both exist once more, of fewer sizes, for steps whose rows share keys (`shared_steps`). A step takes
 the smallest bucket that holds it. Rows and tokens beyond it are padding: they belong to the dummy
-slot, have no keys, store nothing and sample nothing. Larger steps, and those with prompt
-log-probabilities, run eagerly: they are long enough to hide the host.
+slot, have no keys, store nothing and sample nothing. Larger steps run eagerly, as do those of which
+more hidden states are read: they are long enough to hide the host.
 
 All graphs share one memory pool, and replay in stream order; so the logits of a step stay valid
 for eager kernels (log-probabilities, samplers that the kernel does not know) until the next step.

@@ -82,9 +82,15 @@ class StepPlan:
 
     @property
     def reads_hidden_states(self) -> bool:
-        """Of other tokens than those that sample: prompt log-probabilities and pooled rows do."""
+        """Of other tokens than those that sample: prompt log-probabilities do, in rows of whose
+        prompt a later token is left, and pooled rows.
+        """
         return any(
-            row.seq.params.prompt_logprobs is not None or row.seq.pools is not None
+            row.seq.pools is not None
+            or (
+                row.seq.params.prompt_logprobs is not None
+                and row.start < row.seq.num_prompt_tokens - 1
+            )
             for row in self.rows
         )
 

@@ -24,7 +24,7 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0, "repetition_penalty": 1.3},
     {"temperature": 1.0, "min_p": 0.1, "logprobs": 2},
     {"temperature": 0.0, "min_tokens": 3, "stop_token_ids": (5,)},
-    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 1},
     {"temperature": 0.9, "allowed_token_ids": (65,), "bad_words": ((65, 65),), "logprobs": 1},
 ]
 STUCK = len(PARAMS) - 1  # nothing may follow its first token

@@ -557,8 +557,12 @@ def test_the_last_layer_ends_early_unless_more_is_read(
     driver.step((first, 5), (second, 2))  # one samples
     driver.step((first, 1), (second, 1))  # both do
     driver.step((driver.add(2, [9, 10, 11, 12]), 2))  # none does
-    driver.step((driver.add(3, [1, 2, 3, 4], prompt_logprobs=0), 4))
-    assert counts == [1, 2, 2, 4]
+    scored = driver.add(3, [1, 2, 3, 4], prompt_logprobs=0)
+    driver.step((scored, 2))
+    driver.step((scored, 2))
+    assert counts == [1, 2, 2, 2, 2]
+    driver.step((scored, 1), (driver.add(6, [1, 2, 3]), 3))  # its prompt is behind it
+    assert counts.pop() == 2
     pools = driver.add(4, [5, 6, 7])
     pools.pools = ()
     result = driver.step((driver.add(5, [1, 2, 3, 4]), 4), (pools, 3))
