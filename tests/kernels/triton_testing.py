@@ -30,9 +30,14 @@ def run_in_interpreter(module: str, function: str) -> None:
     process = _interpreter()
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(f"{module} {function}\n")
-    process.stdin.flush()
-    status, text = json.loads(process.stdout.readline())
+    try:
+        process.stdin.write(f"{module} {function}\n")
+        process.stdin.flush()
+        status, text = json.loads(process.stdout.readline())
+    except BaseException:  # a time limit, or its end: the next call must not read this one's answer
+        _interpreter.cache_clear()
+        process.kill()
+        raise
     assert status == 0, text
 
 
