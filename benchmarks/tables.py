@@ -62,8 +62,8 @@ def engine() -> str:
         factor = ours / theirs if is_rate else theirs / ours
         table.append(f"| {name} | {_number(ours)} | {_number(theirs)} | {factor:.2f}x |")
         runs.setdefault(provenance(pair[0]), []).append(name.rpartition(", ")[0])
-    (latest, _), *older = sorted(runs.items(), key=lambda run: -len(run[1]))
-    lines = [latest, *(f"{'; '.join(names)}: {which}" for which, names in older)]
+    (largest, _), *others = sorted(runs.items(), key=lambda run: -len(run[1]))
+    lines = [largest, *(f"{'; '.join(names)}: {which}" for which, names in others)]
     return "\n".join([*table, "", "\n\n".join(lines)])
 
 

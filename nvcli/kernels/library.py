@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,14 +39,22 @@ def add_linear(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
 
 @contextmanager
 def _door(x: Tensor) -> Iterator[None]:
-    """The choice is the process's, made anew for each product."""
+    """The choice is the process's, made anew for each product: two engines on two threads may take
+    each other's door, and neither keeps it.
+    """
     is_lt = x.shape[0] in LT_ROWS and x.shape[1] >= LT_COLUMNS
     if not _use_lt or not is_lt or x.device.type != "cuda":
         yield
         return
-    usual = torch.backends.cuda.preferred_blas_library()
+    usual = _usual_door()
     torch.backends.cuda.preferred_blas_library("cublaslt")
     try:
         yield
     finally:
         torch.backends.cuda.preferred_blas_library(usual)
+
+
+@cache
+def _usual_door() -> Any:
+    """What was chosen before the first product."""
+    return torch.backends.cuda.preferred_blas_library()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ class Doors:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.door, self.taken = "cublas", list[str]()
         monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", self.choose)
+        monkeypatch.setattr(library, "_usual_door", cache(library._usual_door.__wrapped__))
         monkeypatch.setattr(torch, "mm", self.mm)
         monkeypatch.setattr(OnCuda, "addmm_", lambda total, x, y: self.mm(x, y), raising=False)
 
@@ -59,6 +62,14 @@ def test_some_dozens_of_long_rows_go_through_cublaslt(
     with pytest.raises(torch.OutOfMemoryError):
         product(40, 4096, adds=adds)
     assert (doors.taken.pop(), doors.door) == ("cublaslt", "cublas"), "also after an error"
+
+
+def test_a_door_that_another_thread_holds_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    doors = Doors(monkeypatch)
+    product(64, 4096)
+    doors.door = "cublaslt"  # of an engine on another thread, which has not closed it yet
+    product(64, 4096)
+    assert doors.door == "cublas"
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
