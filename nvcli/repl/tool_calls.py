@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import signal
 import socket
@@ -38,7 +39,9 @@ def ask_short(screen: Screen, keyboard: TextIO, question: str) -> str:
         termios.tcflush(keyboard.fileno(), termios.TCIFLUSH)
     screen.write_err(question)
     try:
-        wait_for_line(keyboard)
+        with contextlib.suppress(OSError, ValueError):  # no file of the system's
+            if os.isatty(keyboard.fileno()):  # which gives a line at a time
+                wait_for_line(keyboard)
         return keyboard.readline().strip()
     except (KeyboardInterrupt, SystemExit):
         screen.write_err("\n")  # what is said next begins a line
