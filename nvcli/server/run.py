@@ -217,6 +217,11 @@ class _Server:
             await asyncio.to_thread(state.batches.stop)
         if not await state.drain(self.config.drain_timeout):
             self._note(f"{counted(state.num_requests, 'request')} did not end in time")
+            # Closing the engine ends them with an error, which can be sent while there are
+            # connections; cancelled with those, a stream would break off.
+            assert self._llm is not None
+            closing = asyncio.create_task(asyncio.to_thread(self._llm.close))
+            await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
 
     def remove_files(self) -> None:
         paths = list(self._paths)

@@ -56,10 +56,13 @@ class Process:
 
         thread = threading.Thread(target=post)
         thread.start()
-        is_open = 'nvcli:open_sequences{model_name="scripted"} 1.0'
-        with self.client() as other:
-            until(lambda: is_open in other.get("/metrics").text, "the request runs")
+        self.wait_open(1)
         return thread
+
+    def wait_open(self, count: int) -> None:
+        is_open = f'nvcli:open_sequences{{model_name="scripted"}} {count}.0'
+        with self.client() as other:
+            until(lambda: is_open in other.get("/metrics").text, "the requests run")
 
     def signal_and_see(self, number: int, client: httpx.Client) -> None:
         """Send a signal, and wait until the server has taken it."""
@@ -122,6 +125,34 @@ def test_the_drain_has_a_timeout(start: Start) -> None:
         thread.join()
     assert code == 0
     assert "1 request did not end in time" in out
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_who_is_not_done_in_time_is_told(start: Start, is_remote: bool) -> None:
+    """A stream ends with an error event, any other request with a status: nothing breaks off."""
+    endless = "x" * 100_000
+    process = start(answer=endless, delay_s=0.02, drain_timeout=0.3, is_remote=is_remote)
+    process.wait_ready()
+    plain: list[httpx.Response] = []
+    with process.client() as client, process.client() as other:
+        thread = process.ask(client)
+        body = DEFAULTS | {"stream": False}
+        waiting = threading.Thread(target=lambda: plain.append(other.post(CHAT, json=body)))
+        waiting.start()
+        process.wait_open(2)
+        process.process.send_signal(signal.SIGTERM)
+        thread.join()
+        waiting.join()
+        code, out = process.end()
+    assert code == 0
+    assert "2 requests did not end in time" in out
+    assert "Traceback" not in out
+    assert '"error":{"message":"the engine was closed' in process.answer
+    assert process.answer.endswith("\n\n")
+    assert (plain[0].status_code, plain[0].json()["error"]["message"]) == (
+        503,
+        "the engine was closed",
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
