@@ -170,8 +170,13 @@ def _fields(value: dict[str, Any], kinds: dict[str, Any], place: str) -> None:
 def _one(value: object, kind: type, name: str) -> None:
     """float: a number, not negative and of a size that can be computed with; int: a whole one."""
     if kind in (float, int):
-        is_number = isinstance(value, int if kind is int else int | float)
-        if not is_number or isinstance(value, bool) or not 0 <= value < _MOMENT:  # type: ignore[operator]
+        is_wrong = (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or (kind is int and not isinstance(value, int))
+            or not 0 <= value < _MOMENT
+        )
+        if is_wrong:
             raise ValueError(f"{name} is no {'whole ' if kind is int else ''}number")
     elif value is not None and not isinstance(value, kind):
         raise ValueError(f"{name} is of another kind")

@@ -189,9 +189,11 @@ def _check_reachable(address: str) -> None:
 
 def _unreachable(where: str, reason: str) -> ClusterError:
     if where == "local":
+        named = (os.environ.get(name) for name in ("RAY_TMPDIR", "TMPDIR"))  # as Ray looks for it
+        folder = next((folder for folder in named if folder), "/tmp")
         return ClusterError(
             f"Ray cannot be started on this machine: {reason}",
-            hint="Its logs are in /tmp/ray/session_latest/logs.",
+            hint=f"Its logs are in {folder}/ray/session_latest/logs.",
         )
     return ClusterError(
         f"there is no Ray cluster at {where}: {reason}",

@@ -59,12 +59,29 @@ def test_a_start_that_fails_is_tried_once_more(init: Callable[..., list[str]]) -
     assert calls == ["init local", "shutdown", "init local"]
 
 
-def test_a_start_that_fails_twice_is_one_line(init: Callable[..., list[str]]) -> None:
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ({}, "/tmp"),
+        ({"TMPDIR": "/scratch"}, "/scratch"),
+        ({"TMPDIR": "/scratch", "RAY_TMPDIR": "/fast"}, "/fast"),
+    ],
+)
+def test_a_start_that_fails_twice_is_one_line(
+    init: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    folder: str,
+) -> None:
+    for name in ("TMPDIR", "RAY_TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     calls = init(RuntimeError("a port"), Exception("\n  no room on the disk.\nmore\nlines"))
     with pytest.raises(ClusterError) as caught:
         connect(None)
     assert caught.value.message == "Ray cannot be started on this machine: no room on the disk"
-    assert caught.value.hint == "Its logs are in /tmp/ray/session_latest/logs."
+    assert caught.value.hint == f"Its logs are in {folder}/ray/session_latest/logs."
     assert calls == ["init local", "shutdown", "init local"]
 
 
