@@ -287,17 +287,6 @@ def add_linear(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
     return library.add_linear(x, weight, total)
 
 
-def is_norm_late(x: Tensor) -> bool:
-    """Whether norms whose weight went into the projection behind them come late: the projection
-    takes x as it is, and what stands behind the projection divides by the root mean square.
-
-    x: [T, E], or addends [S, T, E]
-    """
-    from nvcli.kernels import tuned
-
-    return x.dim() == 2 and x.shape[0] >= tuned.late_norm_rows(x.shape[1])
-
-
 def route(
     logits: Tensor, top_k: int, *, renormalise: bool, is_token: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -26,24 +26,6 @@ LOG2_E = math.log2(math.e)
 
 
 @triton.jit
-def widen(x, dtype):  # type: ignore[no-untyped-def]
-    """fp8 values as `dtype`, converted where they were loaded. Left to itself the compiler first
-    moves them to where the product wants them, and as it wants them transposed, byte by byte.
-    """
-    if dtype == tl.float16:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b16 low, high; mov.b32 {low, high}, $2; "
-            "cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }",
-            "=r,=r,r",
-            [x],
-            dtype=tl.float16,
-            is_pure=False,
-            pack=4,
-        )
-    return x.to(dtype)
-
-
-@triton.jit
 def asked_for(x):  # type: ignore[no-untyped-def]
     """x, not before all loads in front of this are under way."""
     if x.dtype != tl.float32:

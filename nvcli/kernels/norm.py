@@ -1,7 +1,7 @@
 """Triton kernels over rows: RMSNorm, the same after a residual addition, and SwiGLU.
 
 Each reads its inputs once and writes its outputs once; sums are float32. Where a norm comes late
-(see `kernels.is_norm_late`), SwiGLU divides by the root mean square on its way.
+(see `layers.norm`), SwiGLU divides by the root mean square on its way.
 """
 
 from __future__ import annotations

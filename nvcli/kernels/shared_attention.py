@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nvcli.kernels.attention_parts import LOG2_E, widen
+from nvcli.kernels.attention_parts import LOG2_E
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
 from nvcli.kernels.launch import launch_options
 from nvcli.kernels.shared_prefix import MAX_PARTS, QUERY_ROWS
@@ -27,6 +27,24 @@ if TYPE_CHECKING:
     from nvcli.kernels.attention_plan import AttentionPlan
 
 NUM_WARPS, NUM_STAGES = 4, 3
+
+
+@triton.jit
+def widen(x, dtype):  # type: ignore[no-untyped-def]
+    """fp8 values as `dtype`, converted where they were loaded. Left to itself the compiler first
+    moves them to where the product wants them, and as it wants them transposed, byte by byte.
+    """
+    if dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b16 low, high; mov.b32 {low, high}, $2; "
+            "cvt.rn.f16x2.e4m3x2 $0, low; cvt.rn.f16x2.e4m3x2 $1, high; }",
+            "=r,=r,r",
+            [x],
+            dtype=tl.float16,
+            is_pure=False,
+            pack=4,
+        )
+    return x.to(dtype)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]

@@ -136,7 +136,7 @@ def _gpu_of(index: int) -> str:
 
 
 def late_norm_rows(size: int) -> int:
-    """From how many rows of so many columns on norms come late: see `kernels.is_norm_late`."""
+    """From how many rows of so many columns on norms come late: see `layers.norm`."""
     return _rows_named("NVCLI_LATE_NORM_ROWS", cuts.late_norm_rows(size)) or NO_LIMIT
 
 

@@ -43,13 +43,14 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.group = group
-        self.is_folded = False
+        self.late_rows: int | None = None  # from how many on it comes late; set by `fold_into`
         self.weight = unfilled(size, dtype=dtype, device=device)
 
-    def fold_into(self, projection: Linear) -> None:
+    def fold_into(self, projection: Linear, late_rows: int) -> None:
         """Multiply the projection's columns by the weight, which becomes ones. Once, after loading.
 
-        projection: dense, without a bias, and behind no other norm
+        projection:  dense, without a bias, and behind no other norm
+        late_rows:   from how many rows of a step on the norm comes late
         """
         assert projection.weight_scale_inv is None, "fp8 has a scale for many columns"
         assert projection.bias is None, "a bias would be divided as well"
@@ -57,11 +58,13 @@ class RMSNorm(nn.Module):
             rows = projection.weight[start : start + ROWS_AT_ONCE]
             rows.copy_(rows.float() * self.weight.float())
         self.weight.fill_(1.0)
-        self.is_folded = True
+        self.late_rows = late_rows
 
     def is_late(self, x: Tensor, residual: Tensor | None) -> bool:
         """In a step of these rows; where there is a residual, adding it is the norm's."""
-        return residual is None and self.is_folded and kernels.is_norm_late(x)
+        if residual is not None or self.late_rows is None:
+            return False
+        return x.dim() == 2 and x.shape[0] >= self.late_rows  # addends are the norm's to add up
 
     def forward(self, x: Tensor) -> Tensor:  # [T, E] -> [T, E]
         return kernels.rms_norm(x, self.weight, self.eps)

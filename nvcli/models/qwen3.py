@@ -193,13 +193,13 @@ class Qwen3ForCausalLM(nn.Module):
         is_dense = all(isinstance(layer.mlp, Qwen3MLP) for layer in layers)
         wide = (torch.bfloat16, torch.float32)
         is_plain = all(p.bias is None and p.weight.dtype in wide for p in products)
-        is_never = tuned.late_norm_rows(self.config.hidden_size) == tuned.NO_LIMIT
-        if self.group.size > 1 or not is_dense or not is_plain or is_never:
+        rows = tuned.late_norm_rows(self.config.hidden_size)
+        if self.group.size > 1 or not is_dense or not is_plain or rows == tuned.NO_LIMIT:
             return
         for layer in layers:
-            layer.input_layernorm.fold_into(layer.self_attn.qkv_proj)
+            layer.input_layernorm.fold_into(layer.self_attn.qkv_proj, rows)
             mlp = cast("Qwen3MLP", layer.mlp)
-            layer.post_attention_layernorm.fold_into(mlp.gate_up_proj)
+            layer.post_attention_layernorm.fold_into(mlp.gate_up_proj, rows)
 
     def tie_head(self) -> None:
         self.lm_head.weight = self.model.embed_tokens.weight

@@ -27,15 +27,14 @@ class Qwen3MoeLayer(Qwen3Layer):
     def forward(
         self,
         x: Tensor,  # [T, E] or addends, what the previous layer adds to the residual
-        residual: Tensor | None,  # [T, E]; None before the first layer
+        residual: Tensor | None,  # [T, E]; None where x is the sum already
         rotary: tuple[Tensor, Tensor],  # [T, D] each
         batch: ForwardBatch,
         wanted: Tensor | None = None,  # [R] int64, into T: the tokens that go on
     ) -> tuple[Tensor, Tensor | None]:
-        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch, wanted)
         if not isinstance(self.mlp, MoE):
-            x, residual = self.mlp(x, residual, self.post_attention_layernorm)
-            return x, residual
+            return super().forward(x, residual, rotary, batch, wanted)
+        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch, wanted)
         is_token = batch.is_token()
         if is_token is not None and wanted is not None:
             is_token = batch.seq_lens > 0  # what a row without keys names is another row's token

@@ -120,7 +120,14 @@ def test_what_memory_cannot_hold_is_not_tried() -> None:
 
 def test_hints_name_flags_that_exist() -> None:
     flags = set(re.findall(r'[" ](--[a-z-]+)[" ,]', Path(engine_options.__file__).read_text()))
-    for name in ("kv_cache", "device_state", "model_runner", "step_runner", "engine"):
+    for name in (
+        "kv_cache",
+        "device_state",
+        "token_tables",
+        "model_runner",
+        "step_runner",
+        "engine",
+    ):
         text = Path(kv_cache.__file__).with_name(f"{name}.py").read_text()
         named = set(re.findall(r"--[a-z][a-z-]+[a-z]", text))
         assert named, f"{name}.py has no hints"

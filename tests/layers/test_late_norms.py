@@ -36,7 +36,7 @@ def always_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def folded_norms(model: torch.nn.Module) -> list[str]:
-    return [n for n, m in model.named_modules() if isinstance(m, RMSNorm) and m.is_folded]
+    return [n for n, m in model.named_modules() if isinstance(m, RMSNorm) and m.late_rows]
 
 
 def spread_norm_weights(model: torch.nn.Module) -> None:
