@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nvcli.bench.record import RequestRecord, StepRecord
 
 MOST_TOKENS = 10**8  # of a chunk or an answer
-_MOMENT = 2**62  # nanoseconds, of either sign
+LARGEST = 2**62  # number that can be computed with; nanoseconds, of either sign
 _RESOURCES = ("num_blocks", "block_size", "slots", "handles", "backlog")
 _HEADER: dict[str, Any] = {
     "id": str,
@@ -174,7 +174,7 @@ def _one(value: object, kind: type, name: str) -> None:
             isinstance(value, bool)
             or not isinstance(value, int | float)
             or (kind is int and not isinstance(value, int))
-            or not 0 <= value < _MOMENT
+            or not 0 <= value < LARGEST
         )
         if is_wrong:
             raise ValueError(f"{name} is no {'whole ' if kind is int else ''}number")
@@ -190,10 +190,10 @@ def _tokens(value: object, name: str) -> None:
 
 def _finite(value: object, name: str) -> None:
     """A number of either sign: what a server or a clock told, odd as it may be."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= _MOMENT:
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= LARGEST:
         raise ValueError(f"{name} is no number")
 
 
 def _moment(value: object, name: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= _MOMENT:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= LARGEST:
         raise ValueError(f"{name} is no moment in whole nanoseconds")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from nvcli.errors import NvcliError
 
 if TYPE_CHECKING:
     from nvcli.bench.workload import Planned
+
+# Of this machine: a server that was not reached for them was not gone.
+_OUR_LIMITS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
 
 class EndpointError(NvcliError):
@@ -187,7 +191,8 @@ class Client:
         except Exception as exc:  # noqa: BLE001 - whatever broke, it is this request's failure
             record.status, record.error = ERROR, str(exc)[:200] or type(exc).__name__
             broken = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
-            record.lost = isinstance(exc, broken)
+            is_ours = getattr(exc, "errno", None) in _OUR_LIMITS
+            record.lost = isinstance(exc, broken) and not is_ours
         record.end_ns = record.chunks[-1][0] if record.status == OK else now_ns()
         return answer
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import machine
+from nvcli.bench.checked import LARGEST
 from nvcli.bench.client import Client, Endpoint, probe, served_model
 from nvcli.bench.engine_run import model_name
 from nvcli.bench.limits import resources
@@ -251,7 +252,7 @@ class Session:
         found = {}
         for name, value in _METRIC.findall(body):
             with contextlib.suppress(ValueError):  # no number is no sample
-                if name in _GAUGES and 0 <= (number := float(value)) < math.inf:
+                if name in _GAUGES and 0 <= (number := float(value)) < LARGEST:
                     found[_GAUGES[name]] = number
         return found
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from nvcli.repl.screen import Screen
 
-_GENERAL = ("quiet", "verbose", "color", "log_file", "debug", "config", "profile", "show_config")
 SERVE_S, RUNG_S = 60.0, 20.0
 
 SERVE_EXAMPLES = """\
@@ -203,7 +202,7 @@ def _show_sweep(screen: Screen, path: Path, output: OutputOptions, *, was_interr
 
 def _check_alone(ctx: typer.Context) -> None:
     """Raises `UsageError` where the self-test, which has its own load, is given one."""
-    others = [n for n in typed_names(ctx) if n != "self_test" and n not in _GENERAL]
+    others = [name for name in typed_names(ctx) if name != "self_test"]
     if others:
         name = "URL" if others[0] == "url" else f"--{others[0].replace('_', '-')}"
         raise UsageError(

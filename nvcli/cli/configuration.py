@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nvcli.cli.environment import variable_of
-from nvcli.errors import UsageError
+from nvcli.errors import UsageError, meant
 from nvcli.paths import expand_user, home_folder, xdg_folder
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def load_configuration(
             tables.append((content[section], f"{name} [{section}]", is_foreign))
         tables.append((content, name, is_foreign))
     if profile is not None and profile not in profiles:
-        near = difflib.get_close_matches(profile, profiles, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "A table [profile.NAME] makes one."
+        hint = meant(profile, profiles) or "A table [profile.NAME] makes one."
         raise UsageError(f"there is no profile {profile!r}", hint=hint)
     for param in command.get_params(ctx):
         if not _is_key(param):

@@ -17,7 +17,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from nvcli.errors import UsageError
+from nvcli.errors import UsageError, meant
 from nvcli.paths import state_folder
 from nvcli.text import message_json, repair_surrogates
 from nvcli.types import Message, ToolCall
@@ -100,10 +100,7 @@ class SessionFile:
         try:
             text = file.path.read_text("utf-8")
         except FileNotFoundError as exc:
-            import difflib
-
-            near = difflib.get_close_matches(name, session_names(), n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else "/sessions lists them."
+            hint = meant(name, session_names()) or "/sessions lists them."
             raise UsageError(f"there is no session {name!r}", hint=hint) from exc
         except (OSError, ValueError) as exc:
             raise UsageError(f"cannot read the session {name!r}: {exc}") from exc

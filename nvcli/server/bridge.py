@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import weakref
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -49,6 +50,8 @@ class EngineBridge:
         self._is_waking = False
         self._ids = itertools.count()
         self._prefix = secrets.token_hex(4)
+        self._groups: weakref.WeakSet[OutputGroups] = weakref.WeakSet()
+        self._end: NvcliError | None = None
 
     def new_id(self) -> str:
         """An id for the engine, different from every other of this process."""
@@ -67,6 +70,8 @@ class EngineBridge:
 
         Raises `QueueFullError`, and what `Engine.validate` raises; then none of them runs.
         """
+        if self._end is not None:
+            raise self._end
         count = sum(request.params.num_sequences for request in requests)
         if not is_admitted:
             self.check_room(count)
@@ -79,7 +84,14 @@ class EngineBridge:
             groups.discard()
             raise
         self.num_open += count
+        self._groups.add(groups)
         return groups
+
+    def end(self, error: NvcliError) -> None:
+        """What runs and whatever comes ends with this error, also where the engine hangs."""
+        self._end = error
+        for groups in list(self._groups):
+            groups.fail(error)
 
     def arrive(self, groups: OutputGroups, outputs: list[RequestOutput]) -> None:
         """Called from the engine's thread."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from nvcli.errors import NvcliError, UsageError
 from nvcli.heap import frozen_heap
 from nvcli.server.app import create_app
+from nvcli.server.errors import NotReadyError
 from nvcli.server.hangup import Hangup
 from nvcli.text.words import counted
 
@@ -209,6 +210,7 @@ class _Server:
 
     async def _drain(self) -> None:
         state = self._app.state
+        state.is_draining = True  # the batches may take their time
         if state.num_requests:
             self._note(
                 f"draining {counted(state.num_requests, 'request')}; a second signal ends at once"
@@ -217,11 +219,11 @@ class _Server:
             await asyncio.to_thread(state.batches.stop)
         if not await state.drain(self.config.drain_timeout):
             self._note(f"{counted(state.num_requests, 'request')} did not end in time")
-            # Closing the engine ends them with an error, which can be sent while there are
-            # connections; cancelled with those, a stream would break off.
-            assert self._llm is not None
-            closing = asyncio.create_task(asyncio.to_thread(self._llm.close))
-            await asyncio.wait({closing}, timeout=CLOSE_TIMEOUT_S)
+            # Whoever waits for the engine, or for a tool, is told while there is a connection;
+            # cancelled with it, a stream would break off. The engine itself may hang.
+            state.bridge.end(NotReadyError("the server is shutting down", hint="Try another one."))
+            tools = asyncio.to_thread(state.mcp.close)
+            await asyncio.gather(tools, state.drain(CLOSE_TIMEOUT_S))
 
     def remove_files(self) -> None:
         paths = list(self._paths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -196,6 +197,33 @@ class Metrics:
         return self._body
 
 
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (OSError(errno.ECONNRESET, "reset"), True),
+        (OSError(errno.EMFILE, "too many open files"), False),
+        (OSError(errno.EADDRNOTAVAIL, "no port is left"), False),
+        (ValueError("no JSON"), False),
+    ],
+)
+def test_what_this_machine_lacks_is_no_server_that_was_gone(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, is_lost: bool
+) -> None:
+    async def broken(*args: object) -> None:
+        raise error
+
+    async def send() -> RequestRecord:
+        planned = Planned(0, [1], 1, n_in=1)
+        record = new_record(planned, 0)
+        async with Client(Endpoint("http://x", "m"), timeout_s=PATIENCE_S) as client:
+            monkeypatch.setattr(client, "_exchange", broken)
+            await client.send(planned, record)
+        return record
+
+    record = asyncio.run(send())
+    assert (record.status, record.lost) == ("error", is_lost)
+
+
 def test_gauges_that_are_no_numbers_are_no_samples(tmp_path: Path) -> None:
     """A sample that was stored can be read again."""
     body = b"""# HELP nvcli:num_requests_running now
@@ -204,6 +232,7 @@ vllm:num_requests_waiting -1.5e-3
 nvcli:kv_cache_usage_perc NaN
 nvcli:kv_blocks 1.2.3
 vllm:num_preemptions_total 1e999
+vllm:num_requests_waiting 1e19
 """
     session = Session(Target("http://x"), Options(SMALL), tmp_path / "r.jsonl", "serve")
     session._client = cast("Client", Metrics(body))

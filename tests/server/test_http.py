@@ -16,6 +16,7 @@ import pytest
 from nvcli.server import json_io
 from nvcli.server import state as state_module
 from nvcli.server.config import ServerConfig
+from nvcli.server.errors import NotReadyError
 from tests.server.conftest import DEFAULTS, Serve, Served, parse_events
 from tests.waiting import PATIENCE_S, limits, until
 
@@ -322,6 +323,14 @@ def test_a_full_queue_is_a_429(serve: Serve) -> None:
     thread.join()
     assert replies[0].status_code == 200
     assert served.chat()["choices"]
+
+
+def test_what_comes_after_the_end_of_the_drain_is_told(serve: Serve) -> None:
+    """As the next turn of a request whose tool has let go of it."""
+    served = serve("x")
+    served.chat()
+    served.app.state.bridge.end(NotReadyError("the server is shutting down"))
+    check_error(served.post(CHAT, DEFAULTS), 503, "not_ready")
 
 
 def test_loading_and_draining_are_503(serve: Serve) -> None:
