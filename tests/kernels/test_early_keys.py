@@ -446,6 +446,7 @@ def test_on_cuda(keys: list[int], heads: tuple[int, int, int, int], has_fp8: boo
 
 @needs_triton
 @pytest.mark.gpu
+@pytest.mark.captures
 @pytest.mark.parametrize("has_fp8", [False, True])
 def test_captured_steps_on_cuda(has_fp8: bool) -> None:
     with torch.inference_mode():
