@@ -5,6 +5,11 @@ FA2 is the package `flash-attn`, whose pages hold a multiple of 256 tokens. FA3 
 so `flash_attn_with_kvcache` serves prefill chunks and decode alike. It reads pages without the
 tensor memory accelerator and is slower for it, so the keys of a long chunk alone
 in its step are gathered first. `NVCLI_FLAT_KEYS=0` in the environment turns that off.
+
+FA3's functions call the operator of the library by way of a `torch.library.custom_op`, whose first
+call imports `torch._dynamo`: 900 modules, which nothing else here needs. So the operator is called
+itself, with what those functions give it, where it has names for all of that.
+`NVCLI_FA3_OPERATOR=0` in the environment goes through the functions.
 """
 
 from __future__ import annotations
@@ -31,6 +36,18 @@ FLAT_TOKENS = (
 )
 FLAT_BYTES = 256 << 20  # of gathered keys and values at most
 _use_flat_keys = os.environ.get("NVCLI_FLAT_KEYS", "1") != "0"
+OPERATOR_ARGUMENTS = {  # that FA3's operator is given by name
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_k",
+    "max_seqlen_q",
+    "max_seqlen_k",
+    "page_table",
+    "softmax_scale",
+    "is_causal",
+    "num_splits",
+}
+_use_operator = os.environ.get("NVCLI_FA3_OPERATOR", "1") != "0"
 
 
 class _FlashAttention:
@@ -111,6 +128,10 @@ class FlashAttention3(_FlashAttention):
     capabilities = (9,)
     block_multiple = 1
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._operator = _operator() if _use_operator else None
+
     def forward(
         self,
         q: Tensor,  # [T, Hq, D]
@@ -127,18 +148,20 @@ class FlashAttention3(_FlashAttention):
             batch.plan = _FlatKeys.of(batch) if is_flat else batch.gather_block_tables()
         if isinstance(batch.plan, _FlatKeys):
             return self._over_flat_keys(q, k_cache, v_cache, batch, batch.plan, softmax_scale)
-        out = self._library.flash_attn_with_kvcache(
-            q,
-            k_cache,
-            v_cache,
-            cache_seqlens=batch.seq_lens,
-            page_table=cast("Tensor", batch.plan),
-            cu_seqlens_q=batch.cu_seqlens_q,
-            max_seqlen_q=batch.max_seqlen_q,
-            softmax_scale=softmax_scale,
-            causal=True,
-        )
-        return cast("Tensor", out[0] if isinstance(out, tuple) else out)
+        given: dict[str, Any] = {
+            "page_table": batch.plan,
+            "cu_seqlens_q": batch.cu_seqlens_q,
+            "max_seqlen_q": batch.max_seqlen_q,
+            "softmax_scale": softmax_scale,
+        }
+        if self._operator is not None:
+            given |= {"seqused_k": batch.seq_lens, "num_splits": 0}  # 0: the library's choice
+            out = self._operator(q, k_cache, v_cache, is_causal=True, **given)
+        else:
+            out = self._library.flash_attn_with_kvcache(
+                q, k_cache, v_cache, cache_seqlens=batch.seq_lens, causal=True, **given
+            )
+        return _first(out)
 
     def _over_flat_keys(
         self,
@@ -150,18 +173,32 @@ class FlashAttention3(_FlashAttention):
         softmax_scale: float,
     ) -> Tensor:
         k, v = kernels.gather_kv(k_cache, v_cache, flat.block_ids)
-        out = self._library.flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            cu_seqlens_q=batch.cu_seqlens_q,
-            cu_seqlens_k=flat.bounds,
-            max_seqlen_q=batch.max_seqlen_q,
-            max_seqlen_k=batch.max_seqlen_k,
-            softmax_scale=softmax_scale,
-            causal=True,
-        )
-        return cast("Tensor", out[0] if isinstance(out, tuple) else out)
+        given: dict[str, Any] = {
+            "cu_seqlens_q": batch.cu_seqlens_q,
+            "cu_seqlens_k": flat.bounds,
+            "max_seqlen_q": batch.max_seqlen_q,
+            "max_seqlen_k": batch.max_seqlen_k,
+            "softmax_scale": softmax_scale,
+        }
+        if self._operator is not None:
+            out = self._operator(q, k, v, is_causal=True, num_splits=1, **given)
+        else:
+            out = self._library.flash_attn_varlen_func(q, k, v, causal=True, **given)
+        return _first(out)
+
+
+def _operator() -> Any:
+    """What the imported library has registered; None where it lacks an argument that we give."""
+    found = getattr(getattr(torch.ops.flash_attn_3, "fwd", None), "default", None)
+    if found is None:
+        return None
+    names = {argument.name for argument in found._schema.arguments}
+    return found if names >= OPERATOR_ARGUMENTS else None
+
+
+def _first(out: Any) -> Tensor:
+    """Of what may have log-sums and parts beside it."""
+    return cast("Tensor", out[0] if isinstance(out, tuple | list) else out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -259,6 +263,7 @@ class FakeFlash:
         self, q: Tensor, k: Tensor, v: Tensor, **given: Any
     ) -> tuple[Tensor, None]:
         self.calls.append("pages")
+        assert given["causal"]
         bounds, lens = given["cu_seqlens_q"], given["cache_seqlens"]
         scale = given["softmax_scale"]
         return reference.paged_attention(q, k, v, bounds, lens, given["page_table"], scale), None
@@ -275,15 +280,33 @@ class FakeFlash:
         bounds, scale = given["cu_seqlens_q"], given["softmax_scale"]
         return reference.paged_attention(q, k, v, bounds, lens, one_page, scale)
 
+    def fwd(self, q: Tensor, k: Tensor, v: Tensor, **given: Any) -> list[Tensor | None]:
+        """The operator that both functions call, with what they give it."""
+        assert given.keys() <= flash_attention.OPERATOR_ARGUMENTS
+        causal, num_splits = given.pop("is_causal"), given.pop("num_splits")
+        if "page_table" in given:
+            assert num_splits == 0
+            lens = given.pop("seqused_k")
+            out, lse = self.flash_attn_with_kvcache(
+                q, k, v, cache_seqlens=lens, causal=causal, **given
+            )
+            return [out, lse, None, None]
+        assert num_splits == 1
+        return [self.flash_attn_varlen_func(q, k, v, causal=causal, **given), None, None, None]
 
-def fake_fa3() -> tuple[attention.FlashAttention3, FakeFlash]:
+
+def fake_fa3(*, has_operator: bool = True) -> tuple[attention.FlashAttention3, FakeFlash]:
     backend, library = object.__new__(attention.FlashAttention3), FakeFlash()
     backend._library = library
+    backend._operator = library.fwd if has_operator else None
     return backend, library
 
 
 @pytest.mark.torch
-def test_a_long_chunk_alone_gathers_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_operator", [True, False])
+def test_a_long_chunk_alone_gathers_its_keys(
+    monkeypatch: pytest.MonkeyPatch, has_operator: bool
+) -> None:
     monkeypatch.setattr(flash_attention, "FLAT_TOKENS", 5)
     for rows, way in (
         ([(5, 5)], "flat"),
@@ -292,7 +315,7 @@ def test_a_long_chunk_alone_gathers_its_keys(monkeypatch: pytest.MonkeyPatch) ->
         ([(6, 23), (5, 5)], "pages"),
     ):
         q, k, v, batch = make_case(rows, heads_first=True)
-        backend, library = fake_fa3()
+        backend, library = fake_fa3(has_operator=has_operator)
         for _ in range(2):  # layers
             out = backend.forward(q, k, v, batch, 0.3)
         assert library.calls == [way] * 2, rows
@@ -315,6 +338,68 @@ def test_keys_that_are_many_or_are_not_to_be_gathered_stay_in_pages(
     backend, library = fake_fa3()
     backend.forward(q, k, v, batch, 0.3)
     assert library.calls == ["pages"]
+
+
+# What FlashAttention 3 is to a process, on the CPU: an operator, and a function that comes to it by
+# way of a `custom_op`. `ARGUMENTS` is replaced.
+STAND_IN = """
+import torch
+
+_library = torch.library.Library("flash_attn_3", "DEF")
+_library.define("fwd(ARGUMENTS) -> (Tensor, Tensor)")
+
+def fwd(q, k, v, *rest, **given):
+    return torch.full_like(q, 1), q
+
+_library.impl("fwd", fwd, "CPU")
+
+@torch.library.custom_op("flash_attn_3::wrapped", mutates_args=(), device_types="cpu")
+def wrapped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(q, 2)
+
+def flash_attn_with_kvcache(q, k, v, **given):
+    return wrapped(q, k, v)
+"""
+FWD = (
+    "Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_k=None, Tensor? seqused_k=None, int? max_seqlen_q=None, "
+    "int? max_seqlen_k=None, Tensor? page_table=None, float? softmax_scale=None, "
+    "bool is_causal=False, float softcap=0.0, int num_splits=0"
+)
+FIRST_CALL = """
+import sys
+import torch
+from nvcli.kernels.flash_attention import FlashAttention3
+from tests.kernels.test_attention import make_case
+
+q, k, v, batch = make_case([(5, 5), (2, 9)])
+backend, before = FlashAttention3(), set(sys.modules)
+out = backend.forward(q, k, v, batch, 0.3)
+print(int(out.unique()), sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("arguments", "switch", "value"),
+    [(FWD, "1", 1), (FWD.replace("seqused_k", "lens"), "1", 2), (FWD, "0", 2)],
+    ids=["operator", "an operator of other arguments", "turned off"],
+)
+def test_the_first_call_of_the_operator_imports_nothing(
+    tmp_path: Path, arguments: str, switch: str, value: int
+) -> None:
+    """The functions beside it import all of `torch._dynamo`, which takes seconds."""
+    (tmp_path / "flash_attn_interface.py").write_text(STAND_IN.replace("ARGUMENTS", arguments))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": path, "NVCLI_FA3_OPERATOR": switch, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL], capture_output=True, text=True, env=env
+    )
+    assert run.returncode == 0, run.stderr
+    found, imported = run.stdout.split(maxsplit=1)
+    assert int(found) == value
+    if value == 1:
+        assert imported == "[]\n"
 
 
 # --- on a GPU ------------------------------------------------------------------------------------
@@ -344,8 +429,31 @@ def test_backends_on_cuda(
     out = backend.forward(q.to(device), k, v, batch, 128**-0.5)
     rounding = (want.bfloat16().float() - want).abs().max()
     assert (out.cpu().float() - want).abs().max() <= 2 * rounding + 2e-3
-    if name == "fa3" and len(rows) == 1:  # the same over keys that are gathered
-        monkeypatch.setattr(flash_attention, "FLAT_TOKENS", 1)
-        batch.plan = None
-        flat = backend.forward(q.to(device), k, v, batch, 128**-0.5)
-        assert (flat.cpu().float() - want).abs().max() <= 2 * rounding + 2e-3
+    if name != "fa3":
+        return
+    assert isinstance(backend, attention.FlashAttention3)
+    operator = backend._operator
+    assert operator is not None, "this FlashAttention 3 lacks an argument that we give"
+    for tokens in (flash_attention.FLAT_TOKENS, 1):  # over pages; a row alone over gathered keys
+        monkeypatch.setattr(flash_attention, "FLAT_TOKENS", tokens)
+        found = []
+        for backend._operator in (operator, None):
+            batch.plan = None
+            found.append(backend.forward(q.to(device), k, v, batch, 128**-0.5))
+        assert torch.equal(*found), "the operator and the library's function differ"
+        assert (found[0].cpu().float() - want).abs().max() <= 2 * rounding + 2e-3
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_start_imports_no_compiler_of_models(device: str) -> None:
+    """`torch._dynamo` takes as long to import as torch itself, and nothing here needs it."""
+    code = (
+        "import sys; from nvcli import LLM, SamplingParams\n"
+        f"with LLM('demo', device={device!r}) as llm:\n"
+        "    llm.generate([list(range(1, 60))], SamplingParams(max_tokens=2))\n"
+        "    print(llm.startup.attention_reason, 'torch._dynamo' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] == "False", run.stdout
