@@ -96,7 +96,7 @@ DECODE_PROGRAMS = {  # an SM, by the largest step that is cut alike: rounds of t
     32: (3, 4, 6, 8),
     64: (4, 6, 8, 9, 12),
     128: (8, 9, 12, 16, 20),
-    192: (8, 12, 16, 20),
+    192: (8, 11, 12, 16, 20),
     256: (8, 12, 16, 20, 24, 32),
 }
 FP8_PROGRAMS = {

@@ -67,24 +67,53 @@ def _winner(
     return best, best_us
 
 
-def table_text(
+def with_kernels(
     table: dict[str, Any], gpu: str, found: list[dict[str, Any]], attention: dict[str, Any] | None
-) -> str:
+) -> dict[str, Any]:
     """`table` with what was found on that GPU in place of what it had for those rows."""
     part = table.get(gpu, {"products": []})
     kept = [old for old in part["products"] if not any(_replaces(new, old) for new in found)]
-    key = ("columns", "outputs", "op", "rows")
-    part = part | {"products": sorted(kept + found, key=lambda line: [line[k] for k in key])}
+    part = part | {"products": _sorted(kept + found, "columns", "outputs", "op", "rows")}
     if attention is not None:
         part |= {"attention": attention}
+    return table | {gpu: part}
+
+
+def with_algorithms(
+    table: dict[str, Any], gpu: str, version: int, found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """`table` with the library's algorithms of these shapes: of one version of the library."""
+    part = table.get(gpu, {"products": []})
+    old = part.get("library", {})
+    shape = ("columns", "outputs", "adds")
+    new = {tuple(line[k] for k in shape) for line in found}
+    is_kept = old.get("version") == version
+    kept = [o for o in old["products"] if tuple(o[k] for k in shape) not in new] if is_kept else []
+    lines = _sorted(kept + found, *shape, "rows")
+    return table | {gpu: part | {"library": {"version": version, "products": lines}}}
+
+
+def table_text(table: dict[str, Any]) -> str:
+    """Of the file: a line an entry."""
     parts = []
-    for name, value in (table | {gpu: part}).items():
-        lines = ",\n".join(f"   {json.dumps(line)}" for line in value["products"])
-        text = f'  "products": [\n{lines}\n  ]'
+    for name, value in table.items():
+        text = f'  "products": {_lines(value["products"])}'
+        if "library" in value:
+            version, products = value["library"]["version"], value["library"]["products"]
+            text += f',\n  "library": {{"version": {version}, "products": {_lines(products)}}}'
         if "attention" in value:
             text += f',\n  "attention": {json.dumps(value["attention"])}'
         parts.append(f' "{name}": {{\n{text}\n }}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _lines(entries: list[dict[str, Any]]) -> str:
+    lines = ",\n".join(f"   {json.dumps(entry)}" for entry in entries)
+    return f"[\n{lines}\n  ]"
+
+
+def _sorted(entries: list[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
+    return sorted(entries, key=lambda entry: [entry[k] for k in keys])
 
 
 def _replaces(new: dict[str, Any], old: dict[str, Any]) -> bool:

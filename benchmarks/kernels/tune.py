@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.engine.workloads import SHAPES
-from benchmarks.kernels.table import ROWS, package_table, table_text, winners
+from benchmarks.kernels.table import ROWS, package_table, table_text, winners, with_kernels
 from benchmarks.kernels.tune_products import (
     DTYPE,
     Measured,
@@ -127,7 +127,8 @@ def main() -> None:
             from benchmarks.kernels.tune_attention import tune_attention
 
             attention = tune_attention(is_time_left, say)
-    text = table_text(package_table(), tuned.gpu_of(device), found, attention)
+    table = with_kernels(package_table(), tuned.gpu_of(device), found, attention)
+    text = table_text(table)
     print(text)
     if args.write:
         args.write.write_text(text, encoding="utf-8")

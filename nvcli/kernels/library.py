@@ -1,9 +1,11 @@
-"""Products that are the library's: cuBLAS, by way of PyTorch.
+"""Products that are the library's: cuBLAS.
 
+For products that were measured, the table names the algorithm (see `cublaslt`): of bfloat16, with
+the version of the library that it was measured with. All others go through PyTorch, and there
 cuBLAS has two doors. Through the older one a product of some dozens of rows often has its columns
 cut into splits, which a second kernel adds up; cublasLt chooses others, that end in one kernel. So
 products of LT_ROWS and of LT_COLUMNS or more go through it, and all others through the usual door:
-shorter rows are as fast either way. `NVCLI_CUBLASLT=0` in the environment turns that off.
+shorter rows are as fast either way. `NVCLI_CUBLASLT=0` in the environment turns both off.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from nvcli.kernels import cublaslt, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,14 +31,31 @@ _use_lt = os.environ.get("NVCLI_CUBLASLT", "1") != "0"
 
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """x W^T.  x: [T, in]; weight: [out, in]; out: [T, out] to write to"""
+    algorithm = _named(x, weight, adds=False)
+    if algorithm is not None:
+        y = out
+        if y is None:
+            y = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+        if cublaslt.multiply(x, weight, y, algorithm, adds=False):
+            return y
     with _door(x):
         return torch.mm(x, weight.t(), out=out)
 
 
 def add_linear(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
     """total + x W^T, in place of the total [T, out], rounded once."""
+    algorithm = _named(x, weight, adds=True)
+    if algorithm is not None and cublaslt.multiply(x, weight, total, algorithm, adds=True):
+        return total
     with _door(x):
         return total.addmm_(x, weight.t())
+
+
+def _named(x: Tensor, weight: Tensor, *, adds: bool) -> cublaslt.Algorithm | None:
+    """The table's algorithm for this product."""
+    if not _use_lt or x.device.type != "cuda" or cublaslt.version() is None:
+        return None
+    return tuned.algorithm(x.shape[0], x.shape[1], weight.shape[0], x.device, adds=adds)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Which kernel takes a product, and how kernels cut their work: the one place that says so.
 
 `tuned.json` beside this file is what was measured, by kind of GPU: for products by shape, from how
-many rows to how many which kernel was the fastest, the library among them. `python -m
-benchmarks.kernels.tune` measures and prints it. Shapes that it lacks follow the rules in `cuts`,
-which take our kernels no further than they were seen ahead.
+many rows to how many which kernel was the fastest, the library among them, and where it is the
+library's, which of the library's algorithms. `python -m benchmarks.kernels.tune` and
+`benchmarks.kernels.tune_library` measure and print it. Shapes that it lacks follow the rules in
+`cuts`, which take our kernels no further than they were seen ahead, and the library's own choice.
 
 `NVCLI_TUNED=FILE` reads another table; `NVCLI_SKINNY_ROWS=N` leaves products of more than N rows to
 the library, those of one row aside; norms come late from `NVCLI_LATE_NORM_ROWS=N` rows on, with 0
@@ -22,7 +23,8 @@ from typing import Any
 import torch
 
 from nvcli.errors import UsageError
-from nvcli.kernels import cuts
+from nvcli.kernels import cublaslt, cuts
+from nvcli.kernels.cublaslt import Algorithm
 from nvcli.kernels.cuts import Attention, Fp8Tiles, Gemv, Product, Split, Tiles
 
 TABLE = Path(__file__).with_name("tuned.json")
@@ -49,11 +51,24 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """A line of the table: the library's algorithm for `rows[0]` to `rows[1]` rows."""
+
+    columns: int
+    outputs: int
+    adds: bool  # to what is there
+    rows: tuple[int, int]
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """What was measured on one kind of GPU."""
 
     products: tuple[Entry, ...] = ()
     attention: Attention = cuts.ATTENTION
+    algorithms: tuple[Named, ...] = ()
+    library_version: int | None = None  # of cublasLt, whose algorithms those are
 
 
 # --- what kernels ask ----------------------------------------------------------------------------
@@ -95,6 +110,29 @@ def choose_fp8(
     if num_rows > _max_rows():
         return None
     return cuts.fp8_tiles(op, num_rows, size, num_outputs, is_float32=is_float32)
+
+
+def algorithm(
+    num_rows: int, size: int, num_outputs: int, device: torch.device, *, adds: bool
+) -> Algorithm | None:
+    """The library's for a product of [num_rows, size] with a matrix of so many outputs, in
+    bfloat16; None: what it chooses itself. adds: the product is added to what is there.
+    """
+    return _algorithm(num_rows, size, num_outputs, gpu_of(device), adds)
+
+
+@lru_cache(maxsize=4096)
+def _algorithm(
+    num_rows: int, size: int, num_outputs: int, gpu: str, adds: bool
+) -> Algorithm | None:
+    table = _table_of(gpu)
+    if table.library_version != cublaslt.version():
+        return None
+    for named in table.algorithms:
+        is_shape = (named.columns, named.outputs, named.adds) == (size, num_outputs, adds)
+        if is_shape and named.rows[0] <= num_rows <= named.rows[1]:
+            return named.algorithm
+    return None
 
 
 def attention(device: torch.device) -> Attention:
@@ -179,8 +217,16 @@ def read_table(path: Path) -> dict[str, Table]:
         for name in ("splits", "fp8_splits"):
             if name in settings:
                 settings[name] = tuple((rows, Split(**cut)) for rows, cut in settings[name])
-        found[gpu] = Table(products, replace(cuts.ATTENTION, **settings))
+        library = part.get("library", {"version": None, "products": []})
+        named = tuple(_named(line) for line in library["products"])
+        cut = replace(cuts.ATTENTION, **settings)
+        found[gpu] = Table(products, cut, named, library["version"])
     return found
+
+
+def _named(line: dict[str, Any]) -> Named:
+    (first, last), shape = line["rows"], (line["columns"], line["outputs"], line["adds"])
+    return Named(*shape, (first, last), Algorithm(*map(int, line["algorithm"])))
 
 
 def _entry(line: dict[str, Any]) -> Entry:
@@ -197,4 +243,5 @@ def forget() -> None:
     """What was read, after a change of the environment: for tests and sweeps."""
     _table_of.cache_clear()
     _choose.cache_clear()
+    _algorithm.cache_clear()
     choose_fp8.cache_clear()

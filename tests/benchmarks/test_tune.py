@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.engine.workloads import SHAPES, Shape
 from benchmarks.kernels import candidates, tune, tune_attention, tune_products
-from benchmarks.kernels.table import ROWS, package_table, table_text, winners
+from benchmarks.kernels.table import ROWS, package_table, table_text, winners, with_kernels
 from benchmarks.kernels.tune_products import Measured, Place, places
 from nvcli.kernels import cuts, tuned
 from nvcli.kernels.cuts import ATTENTION, DecodeLaunch, Skinny, Split, Tiles
@@ -102,8 +102,10 @@ def test_what_fewer_rows_have_is_kept_where_it_is_as_fast() -> None:
 def test_table_text_is_a_table_with_what_was_found(tmp_path: Path) -> None:
     found = entries((7.0, [(3.0, FAST)]))
     before = package_table()
-    text = table_text(before, "sm_90", found, None)
-    assert table_text(json.loads(text), "sm_90", found, None) == text, "found again: the same"
+    text = table_text(with_kernels(before, "sm_90", found, None))
+    assert table_text(with_kernels(json.loads(text), "sm_90", found, None)) == text, (
+        "found again: the same"
+    )
     path = tmp_path / "tuned.json"
     path.write_text(text)
     table = tuned.read_table(path)["sm_90"]
@@ -118,7 +120,7 @@ def test_table_text_is_a_table_with_what_was_found(tmp_path: Path) -> None:
     assert len(table.products) == len(others) + 1
     assert table.attention == tuned.read_table(tuned.TABLE)["sm_90"].attention, "as it was"
     cut = replace(ATTENTION, splits=((9, Split(1, 2)),), decode_warps=4)
-    path.write_text(table_text(before, "sm_100", found, asdict(cut)))
+    path.write_text(table_text(with_kernels(before, "sm_100", found, asdict(cut))))
     assert tuned.read_table(path)["sm_100"].attention == cut
     assert tuned.read_table(path)["sm_90"] == tuned.read_table(tuned.TABLE)["sm_90"]
 
