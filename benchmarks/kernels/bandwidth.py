@@ -246,7 +246,8 @@ def measure_small(rows: int) -> dict[str, float]:
     wide = torch.randn(rows, 6144, device="cuda", dtype=bf16)
     qkv = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM, device="cuda", dtype=bf16)
     weight = torch.ones(HEADS + KV_HEADS, HEAD_DIM, device="cuda", dtype=bf16)
-    angles = torch.randn(rows, HEAD_DIM, device="cuda")
+    half = torch.randn(rows, HEAD_DIM // 2, device="cuda")
+    cos, sin = half.cos().repeat(1, 2), torch.cat([-half.sin(), half.sin()], 1)
     cache = torch.zeros(rows + 1, KV_HEADS, BLOCK, HEAD_DIM, device="cuda", dtype=bf16)
     cache = cache.transpose(1, 2)
     slots = torch.arange(rows, device="cuda")
@@ -280,7 +281,7 @@ def measure_small(rows: int) -> dict[str, float]:
         "add_rms_norm": lambda: kernels.add_rms_norm(x, x, x[0], 1e-6),
         "silu_and_mul": lambda: kernels.silu_and_mul(wide),
         "rotary_store": lambda: rotary_store.rope_norm_store(
-            qkv, weight, angles, angles, 1e-6, cache, cache, slots
+            qkv, weight, cos, sin, 1e-6, cache, cache, slots
         ),
         "sample_greedy": lambda: sample(greedy, params_i),
         "sample_random": lambda: sample(params_f, params_i),

@@ -367,7 +367,8 @@ def rope_norm_store(
 
     qkv:               [T, Hq + 2 Hk, D]
     weight:            [Hq + Hk, D] or None
-    cos, sin:          [T, D] float32; sin is negative in its first half
+    cos, sin:          [T, D] float32; cos has two equal halves, sin's first is its second's
+                                       negative; a kernel may read only one half
     k_cache, v_cache:  [N, P, Hk, D]  written in place
     slot_mapping:      [T] int64      block * P + offset; -1 skips the token
     kv_scales:         [2, Hk]        as in `store_kv`

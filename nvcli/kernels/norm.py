@@ -126,10 +126,16 @@ def _launch_norm(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def inverse_rms(row_ptr, eps, E: tl.constexpr, E_POW2: tl.constexpr):  # type: ignore[no-untyped-def]
-    """1 over the root mean square of a row [E]."""
+def load_row(row_ptr, E: tl.constexpr, E_POW2: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A row [E], zeros up to [E_POW2]."""
     columns = tl.arange(0, E_POW2)
-    x = tl.load(row_ptr + columns, mask=columns < E, other=0.0).to(tl.float32)
+    return tl.load(row_ptr + columns, mask=columns < E, other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def inverse_rms(row, eps, E: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1 over the root mean square of what `load_row` gave."""
+    x = row.to(tl.float32)
     return tl.rsqrt(tl.sum(x * x, axis=0) / E + eps)
 
 
@@ -147,29 +153,33 @@ def _silu_and_mul_kernel(  # type: ignore[no-untyped-def]
     E_POW2: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    # The programs of a row are neighbours, so that they run at once and the row of `rms_of` comes
+    # from memory once. All is asked for before the sum, which waits for its part.
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    PROGRAMS: tl.constexpr = (F + COLUMNS - 1) // COLUMNS  # of a row
+    row = (tl.program_id(0) // PROGRAMS).to(tl.int64)
+    columns = tl.program_id(0) % PROGRAMS * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < F
+    if IS_LATE:
+        whole = load_row(rms_of_ptr + row * E, E, E_POW2)
     gate = tl.load(x_ptr + row * x_row_stride + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_row_stride + F + columns, mask=mask, other=0.0).to(tl.float32)
     if IS_LATE:
-        scale = inverse_rms(rms_of_ptr + row * E, eps, E, E_POW2)
+        scale = inverse_rms(whole, eps, E)
         gate *= scale
         up *= scale
     tl.store(out_ptr + row * F + columns, gate * tl.sigmoid(gate) * up, mask=mask)
 
 
 def _late_cut(num_rows: int, hidden_size: int) -> tuple[int, int]:
-    """Columns and warps of a program that reads a whole row of so many columns beside its own. Few
-    rows want many programs; with many rows, what is read twice decides.
+    """Columns and warps of a program that reads a whole row of so many columns beside its own. A
+    long row is to be read by few programs; where rows are short and few, programs are short.
     """
-    is_long = hidden_size > LONG_ROW
-    if num_rows <= MANY_ROWS:
-        return 2048 if is_long else 1024, 4
-    return 4096, 8 if is_long else 4
+    if hidden_size > LONG_ROW:
+        return 4096, 8
+    return 1024 if num_rows <= MANY_ROWS else 2048, 4
 
 
 def silu_and_mul(x: Tensor, rms_of: Tensor | None = None, eps: float = 0.0) -> Tensor:
@@ -179,7 +189,7 @@ def silu_and_mul(x: Tensor, rms_of: Tensor | None = None, eps: float = 0.0) -> T
     rms_of:  [T, E], contiguous: x is first divided by the root mean square of its rows
     returns  [T, F]
 
-    Moves 3 T F elements, and T E; one program a row and 1,024 columns, or more.
+    Moves 3 T F elements, and T E; one program for 1,024 columns of a row, or more.
     """
     num_rows, size = x.shape[0], x.shape[1] // 2
     assert x.stride(1) == 1, "columns must be contiguous"
@@ -192,7 +202,7 @@ def silu_and_mul(x: Tensor, rms_of: Tensor | None = None, eps: float = 0.0) -> T
         assert rms_of.is_contiguous(), "rows must be contiguous"
         hidden_size = rms_of.shape[1]
         columns, num_warps = _late_cut(num_rows, hidden_size)
-    _silu_and_mul_kernel[(num_rows, triton.cdiv(size, columns))](
+    _silu_and_mul_kernel[(num_rows * triton.cdiv(size, columns),)](
         x,
         x if rms_of is None else rms_of,
         out,

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from nvcli.kernels.kv_store import quantise
 from nvcli.kernels.launch import launch_options
-from nvcli.kernels.norm import inverse_rms
+from nvcli.kernels.norm import inverse_rms, load_row
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,8 @@ LATE_HEADS_PER_PROGRAM = 16  # with a late norm, since every program reads a who
 def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr,  # [T, Hq + 2 Hk, D]
     weight_ptr,  # [Hq + Hk, D]
-    cos_ptr,  # [T, D] float32
-    sin_ptr,  # [T, D] float32, negative in the first half
+    cos_ptr,  # [T, D] float32, its halves equal
+    sin_ptr,  # [T, D] float32, its first half the second's negative
     q_ptr,  # [T, Hq, D]
     k_cache_ptr,  # [N, P, Hk, D], strided
     v_cache_ptr,
@@ -52,25 +52,42 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     E_POW2: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    # 1. One program takes HEADS heads of one token. A slot times a stride passes 2^31 in a large
-    #    pool, and so may a token times a row stride: both are 64-bit before they are multiplied.
+    # 1. One program takes HEADS heads of one token. Those of a token are neighbours: they run at
+    #    once, and what all of them read comes from memory once. A slot times a stride passes 2^31
+    #    in a large pool, and so may a token times a row stride: both are 64-bit before they are
+    #    multiplied. A slot itself does not, and dividing 32 bits is quicker.
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    PROGRAMS: tl.constexpr = (HQ + 2 * HK + HEADS - 1) // HEADS  # of a token
+    token = (tl.program_id(0) // PROGRAMS).to(tl.int64)
+    heads = tl.program_id(0) % PROGRAMS * HEADS + tl.arange(0, HEADS)[:, None]
     half = tl.arange(0, D // 2)[None, :]
     is_head = heads < HQ + 2 * HK
     is_rotated = heads < HQ + HK
 
-    # 2. A head is two halves [HEADS, D / 2], so that rotating pairs dimension i with i + D / 2.
+    # 2. All is asked for before the first sum, which waits for its part. A head is two halves
+    #    [HEADS, D / 2], so that rotating pairs dimension i with i + D / 2; half of cos and of sin
+    #    tells the other.
+    slot = tl.load(slot_mapping_ptr + token).to(tl.int32)
+    if IS_LATE:
+        whole = load_row(rms_of_ptr + token * E, E, E_POW2)
     row = qkv_ptr + token * qkv_row_stride + heads * D + half
     low = tl.load(row, mask=is_head, other=0.0)
     high = tl.load(row + D // 2, mask=is_head, other=0.0)
+    angle = token * rotary_row_stride + half
+    cos = tl.load(cos_ptr + angle)
+    sin = tl.load(sin_ptr + angle + D // 2)
+    if HAS_NORM:
+        weight = weight_ptr + heads * D + half
+        weight_x = tl.load(weight, mask=is_rotated, other=0.0)
+        weight_y = tl.load(weight + D // 2, mask=is_rotated, other=0.0)
+
+    # 3. In float32: the late norm, which is the values' too, that of each head, and the rotation.
     x = low.to(tl.float32)
     y = high.to(tl.float32)
     if IS_LATE:
-        late = inverse_rms(rms_of_ptr + token * E, eps, E, E_POW2)
+        late = inverse_rms(whole, eps, E)
         x *= late
         y *= late
         low = x.to(low.dtype)
@@ -78,14 +95,12 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     if HAS_NORM:
         square = tl.sum(x * x + y * y, axis=1)
         scale = tl.rsqrt(square / D + eps)[:, None]
-        weight = weight_ptr + heads * D + half
-        x = x * scale * tl.load(weight, mask=is_rotated, other=0.0).to(tl.float32)
-        y = y * scale * tl.load(weight + D // 2, mask=is_rotated, other=0.0).to(tl.float32)
-    angle = token * rotary_row_stride + half
-    rotated_x = x * tl.load(cos_ptr + angle) + y * tl.load(sin_ptr + angle)
-    rotated_y = y * tl.load(cos_ptr + angle + D // 2) + x * tl.load(sin_ptr + angle + D // 2)
+        x = x * scale * weight_x.to(tl.float32)
+        y = y * scale * weight_y.to(tl.float32)
+    rotated_x = x * cos + y * -sin
+    rotated_y = y * cos + x * sin
 
-    # 3. Queries go on as a tensor; keys and values to the slot, unless it is -1 (padding, or a
+    # 4. Queries go on as a tensor; keys and values to the slot, unless it is -1 (padding, or a
     #    shared block that holds them already). The cache keeps heads apart by its own stride.
     dtype = q_ptr.dtype.element_ty
     out_x = rotated_x.to(dtype)
@@ -93,10 +108,10 @@ def _rope_norm_store_kernel(  # type: ignore[no-untyped-def]
     q = q_ptr + (token * HQ + heads) * D + half
     tl.store(q, out_x, mask=heads < HQ)
     tl.store(q + D // 2, out_y, mask=heads < HQ)
-    slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot >= 0:
         cache_dtype = k_cache_ptr.dtype.element_ty
-        to = (slot // block_size) * cache_block_stride + (slot % block_size) * cache_offset_stride
+        to = (slot // block_size).to(tl.int64) * cache_block_stride
+        to += (slot % block_size).to(tl.int64) * cache_offset_stride
         is_key = is_rotated & (heads >= HQ)
         is_value = is_head & (heads >= HQ + HK)
         k_low, k_high, v_low, v_high = out_x, out_y, low, high
@@ -131,7 +146,9 @@ def rope_norm_store(
 
     qkv:               [T, Hq + 2 Hk, D]   any row stride
     weight:            [Hq + Hk, D] or None
-    cos, sin:          [T, D] float32      any row stride, the same for both
+    cos, sin:          [T, D] float32      any row stride, the same for both. As in the table of
+                                           `layers.rotary`, and only half of each is read: cos has
+                                           two equal halves, sin's first is its second's negative
     k_cache, v_cache:  [N, P, Hk, D]       written in place; equal strides, unit in D
     slot_mapping:      [T] int64           block * P + offset; -1 skips the token
     kv_scales:         [2, Hk] float32     contiguous, with an fp8 cache
@@ -139,7 +156,7 @@ def rope_norm_store(
                                            of its rows
     returns q          [T, Hq, D]
 
-    Moves 2 T (Hq + 2 Hk) D elements, T E of `rms_of`, and 8 T D bytes of cos and sin; everything is
+    Moves 2 T (Hq + 2 Hk) D elements, T E of `rms_of`, and 4 T D bytes of cos and sin; everything is
     float32 between one rounding in and one out.
     """
     num_tokens, num_all, head_dim = qkv.shape
@@ -155,6 +172,7 @@ def rope_norm_store(
     assert k_cache.stride() == v_cache.stride(), "K and V caches differ in layout"
     assert k_cache.shape[3] == head_dim, "the cache is for other heads"
     assert k_cache.stride(3) == 1, "D must be contiguous"
+    assert k_cache.shape[0] * k_cache.shape[1] < 2**31, "a slot must fit into 32 bits"
     assert weight is None or weight.is_contiguous(), "the weight must be contiguous"
     assert slot_mapping.shape == (num_tokens,), "one slot a token"
     assert slot_mapping.is_contiguous(), "slots must be contiguous"
@@ -167,7 +185,7 @@ def rope_norm_store(
         assert rms_of.shape[0] == num_tokens, "a row a token"
         assert rms_of.is_contiguous(), "rows must be contiguous"
         num_each, hidden_size = LATE_HEADS_PER_PROGRAM, rms_of.shape[1]
-    _rope_norm_store_kernel[(num_tokens, triton.cdiv(num_all, num_each))](
+    _rope_norm_store_kernel[(num_tokens * triton.cdiv(num_all, num_each),)](
         qkv,
         qkv if weight is None else weight,
         cos,

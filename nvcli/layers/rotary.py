@@ -71,8 +71,9 @@ class RotaryEmbedding(nn.Module):
     """cos_sin: [max_positions, 2, D] float32; row p holds cos and the signed sin of position p.
 
     cos repeats the D / 2 values twice; sin is negative in the first half, so that rotating is
-    `x * cos + swap_halves(x) * sin` (see `kernels.reference.rope_norm`). A step's rows are
-    looked up with those of the embedding: `kernels.look_up`.
+    `x * cos + swap_halves(x) * sin` (see `kernels.reference.rope_norm`). That holds for every type
+    of scaling, bit by bit, and `kernels.rope_norm_store` reads only one half of each. A step's rows
+    are looked up with those of the embedding: `kernels.look_up`.
     """
 
     def __init__(

@@ -18,8 +18,10 @@ from tests.kernels.triton_testing import (
 NORM_SHAPES = [(1, 8), (3, 64), (5, 100), (2, 1024), (7, 2560)]
 LOOK_UP_SHAPES = [(1, 20, 64, 32), (9, 30, 100, 16), (0, 20, 64, 32)]  # tokens, ids, E, D
 LATE_NORM_SIZES = (8, 100, 2560)
-SWIGLU_SHAPES = [(1, 4), (3, 96), (2, 1024), (5, 3072), (1, 1500)]
-# (tokens, query heads, KV heads, head_dim, block size, has norm, heads first)
+# 5,000 columns are five programs of a row and, late, five, three or two: the last is not full.
+SWIGLU_SHAPES = [(1, 4), (3, 96), (2, 1024), (5, 3072), (1, 1500), (3, 5000)]
+# (tokens, query heads, KV heads, head_dim, block size, has norm, heads first). 14B's 56 heads are
+# seven programs of eight or, late, three and a half of 16; 30 fill the last of neither.
 ROTARY_SHAPES = [
     (1, 2, 1, 2, 1, True, False),
     (5, 4, 2, 32, 4, True, True),
@@ -27,6 +29,9 @@ ROTARY_SHAPES = [
     (3, 5, 5, 16, 16, True, True),
     (2, 16, 8, 128, 16, True, True),
     (9, 14, 2, 64, 256, False, True),
+    (4, 40, 8, 16, 4, True, True),
+    (4, 40, 8, 16, 4, False, False),
+    (3, 20, 5, 32, 8, True, True),
 ]
 
 
@@ -183,12 +188,13 @@ def test_on_cuda(dtype: torch.dtype) -> None:
     for look_up_shape in LOOK_UP_SHAPES:
         check_look_up(look_up_shape, dtype, "cuda", None)
         check_look_up(look_up_shape, dtype, "cuda", (7, 11))
-    large = (2000, 151_936, 1024, 128)
-    check_look_up(large, dtype, "cuda", None)
-    check_look_up(large, dtype, "cuda", (75_968, 50_000))
-    for shape in [*SWIGLU_SHAPES, (300, 12_288)]:
+    many_ids = (2000, 151_936, 1024, 128)
+    check_look_up(many_ids, dtype, "cuda", None)
+    check_look_up(many_ids, dtype, "cuda", (75_968, 50_000))
+    for shape in [*SWIGLU_SHAPES, (300, 12_288), (1100, 17_408)]:
         check_swiglu(shape, dtype, "cuda")
-    for rotary in [*ROTARY_SHAPES, (1000, 32, 8, 128, 64, True, True)]:
+    large = [(1000, 32, 8, 128, 64, True, True), (300, 40, 8, 128, 16, True, True)]
+    for rotary in [*ROTARY_SHAPES, *large]:
         check_rotary(rotary, dtype, "cuda")
 
 

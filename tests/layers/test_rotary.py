@@ -56,6 +56,10 @@ def test_tables_equal_transformers(
     sign = torch.cat([-torch.ones(head_dim // 2), torch.ones(head_dim // 2)])
     torch.testing.assert_close(cos, want_cos[0], atol=1e-6, rtol=0)
     torch.testing.assert_close(sin * sign, want_sin[0], atol=1e-6, rtol=0)
+    # `kernels.rope_norm_store` reads one half of each row.
+    cos, sin = rotary.cos_sin.unbind(1)
+    assert torch.equal(cos[:, : head_dim // 2], cos[:, head_dim // 2 :])
+    assert torch.equal(sin[:, : head_dim // 2], -sin[:, head_dim // 2 :])
 
 
 def test_yarn_with_an_empty_ramp_divides_by_nothing(tmp_path: Path) -> None:
