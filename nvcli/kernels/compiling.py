@@ -3,6 +3,11 @@
 Triton compiles a kernel at its first launch, and so one after the other. Here launches only say
 what they would launch, and all of it is compiled in threads: the compiler and the assembler, which
 are most of the time, do not hold the interpreter.
+
+Tritons that compile the code which launches a kernel, too, load it as an extension module, all of
+them by one name. Python gives a module that it loads for the second time the object that has the
+name now, and fills it anew: between two threads a kernel may get another's launcher. So loading
+is made one at a time, and each kernel is given a module of its own (`keep_apart`).
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +34,26 @@ def load(kernel: Any) -> None:
     _ = kernel.run
 
 
+def keep_apart(builder: Any) -> None:
+    """From now on what Triton's `build` module loads is nobody else's.
+
+    builder: a module with `_load_module_from_path(name, path)`; one without it loads nothing
+    """
+    load_module = getattr(builder, "_load_module_from_path", None)
+    if load_module is None or hasattr(load_module, "is_apart"):
+        return
+    lock = threading.Lock()
+
+    def load_apart(name: str, path: str) -> ModuleType:
+        with lock:
+            own = ModuleType(name)
+            vars(own).update(vars(load_module(name, path)))
+        return own
+
+    load_apart.is_apart = True  # type: ignore[attr-defined]
+    builder._load_module_from_path = load_apart
+
+
 @contextmanager
 def compiled_only(
     device: torch.device, ready: Callable[[Any], None] = load
@@ -36,8 +62,10 @@ def compiled_only(
     written keeps its value. Leaving waits until all are compiled, and `ready` was called for each,
     in some thread. Yields the kernels by their hash, all of them when it is left.
     """
+    from triton.runtime import build
     from triton.runtime.jit import JITFunction
 
+    keep_apart(build)
     asked_for: list[Any] = []
     compiled: dict[str, Any] = {}
     owner = threading.get_ident()

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,3 +75,41 @@ def test_launches_are_compiled_and_nothing_is_launched(tmp_path: object) -> None
     env.pop("TRITON_INTERPRET", None)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert (run.stdout, run.returncode) == ("done\n", 0), run.stderr
+
+
+def test_launchers_are_not_mixed_up_between_threads() -> None:
+    """As the interpreter loads an extension module again: into the object that has its name."""
+    from nvcli.kernels.compiling import keep_apart
+
+    shared = ModuleType("__triton_launcher")
+    inside, most = 0, 0
+
+    def load(name: str, path: str) -> ModuleType:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        vars(shared).update(launch=path, name_given=name)
+        inside -= 1
+        return shared
+
+    builder = SimpleNamespace(_load_module_from_path=load)
+    keep_apart(builder)
+    once = builder._load_module_from_path
+    keep_apart(builder)
+    assert builder._load_module_from_path is once, "once is enough"
+    with ThreadPoolExecutor(8) as pool:
+        paths = [f"{i}.so" for i in range(400)]
+        found = list(pool.map(lambda path: builder._load_module_from_path("launcher", path), paths))
+    assert [module.launch for module in found] == paths
+    assert {module.name_given for module in found} == {"launcher"}
+    assert most == 1, "one at a time"
+    keep_apart(SimpleNamespace())  # a Triton that loads nothing
+
+
+@needs_triton
+@pytest.mark.torch
+def test_this_tritons_loader_is_known() -> None:
+    """Where launchers are compiled (before Triton 3.9), this is what has to be kept apart."""
+    from triton.runtime import build
+
+    assert hasattr(build, "_load_module_from_path")
