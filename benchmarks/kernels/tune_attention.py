@@ -189,7 +189,7 @@ def choose_split(times: dict[int, Times], before: Split) -> Split:
 
     even = choose(of(True), before.even)
     uneven = choose(of(False), before.uneven) if any(of(False)[even]) else even
-    return Split(even, uneven)
+    return Split(even, uneven, before.wide)  # of shapes that are not among these
 
 
 def compile_all(usual: Attention, say: Say) -> None:

@@ -250,12 +250,20 @@ def find_item(  # type: ignore[no-untyped-def]
 
 
 def item_limits(
-    num_rows: int, num_kv_heads: int, num_sms: int, device: torch.device, *, is_fp8: bool = False
+    num_rows: int,
+    num_kv_heads: int,
+    num_sms: int,
+    device: torch.device,
+    *,
+    group_size: int = 1,
+    is_fp8: bool = False,
 ) -> tuple[int, int]:
     """(even_items, uneven_items) of `cut_rows`: as many programs an SM as the table says."""
     split = tuned.attention(device).split(num_rows, is_fp8=is_fp8)
-    items = num_sms * split.even // num_kv_heads, num_sms * split.uneven // num_kv_heads
-    return max(num_rows, items[0]), max(num_rows, items[1])
+    even, uneven = (
+        num_sms * programs // num_kv_heads for programs in (split.even, split.uneven_of(group_size))
+    )
+    return max(num_rows, even), max(num_rows, uneven)
 
 
 def max_tiles(num_rows: int, num_tokens: int, tokens_per_tile: int, least: int = 2) -> int:
@@ -275,6 +283,7 @@ def make_plan(
     has_decode: bool,
     has_prefill: bool,
     is_uniform: bool = False,
+    group_size: int = 1,
     is_fp8: bool = False,
     shared: SharedWork | None = None,
 ) -> AttentionPlan:
@@ -282,11 +291,14 @@ def make_plan(
 
     cu_seqlens_q: [B + 1] int32; seq_lens: [B] int32; slots: [B] int64
     is_uniform: rows of one token are tiles too
+    group_size: query heads a KV head
     is_fp8: keys and values are
     shared: keys that the decode kernel leaves to another, for B rows or more
     """
     num_rows, device = seq_lens.shape[0], seq_lens.device
-    limits = item_limits(num_rows, num_kv_heads, num_sms, device, is_fp8=is_fp8)
+    limits = item_limits(
+        num_rows, num_kv_heads, num_sms, device, group_size=group_size, is_fp8=is_fp8
+    )
     num_items = max(limits) if has_decode else 0
     least = 1 if is_uniform else 2
     num_tiles = max_tiles(num_rows, num_tokens, tokens_per_tile, least) if has_prefill else 0
@@ -316,13 +328,16 @@ def make_plan(
 
 
 def row_plan(
-    rows: Tensor, *, num_kv_heads: int, num_sms: int, is_fp8: bool = False
+    rows: Tensor, *, num_kv_heads: int, num_sms: int, group_size: int = 1, is_fp8: bool = False
 ) -> RowPlan | None:
     """For a captured step of rows of one token; None where it must have lists, or is to.
 
     rows: [B, 4] int32, written before the step's graph is launched
+    group_size: query heads a KV head
     """
     if not _use_early_keys or rows.shape[0] > MAX_EARLY_ROWS:
         return None
-    limits = item_limits(rows.shape[0], num_kv_heads, num_sms, rows.device, is_fp8=is_fp8)
+    limits = item_limits(
+        *(rows.shape[0], num_kv_heads, num_sms, rows.device), group_size=group_size, is_fp8=is_fp8
+    )
     return RowPlan(rows, *limits)

@@ -198,6 +198,11 @@ class Split:
 
     even: int
     uneven: int  # where the longest row has more than 5/4 of the average keys
+    wide: int | None = None  # the same where KV heads serve WIDE_GROUP query heads or more
+
+    def uneven_of(self, group_size: int) -> int:
+        """group_size: query heads a KV head. Their parts cost as much to leave and merge each."""
+        return self.uneven if self.wide is None or group_size < WIDE_GROUP else self.wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +218,7 @@ class DecodeLaunch:
 
 
 MANY_ROWS = 192
+WIDE_GROUP = 3
 TILES_OF_KEYS = (16, 32, 64)  # a chunk of a row is a multiple of the last
 WARPS = (1, 2, 4, 8, 16)
 REGISTERS = range(32, 256)  # of a thread
@@ -293,6 +299,8 @@ def _check_splits(name: str, splits: tuple[tuple[int, Split], ...]) -> None:
         _check(f"a limit in {name}", limit, range(last + 1, 1 << 30))
         _check(f"{name}, {limit} rows, even", cut.even, range(1, 1 << 30))
         _check(f"{name}, {limit} rows, uneven", cut.uneven, range(1, 1 << 30))
+        if cut.wide is not None:
+            _check(f"{name}, {limit} rows, wide", cut.wide, range(1, 1 << 30))
         last = limit
 
 

@@ -123,6 +123,7 @@ class TritonAttention:
 
         num_tokens, num_heads = q.shape[:2]
         num_kv_heads = k_cache.shape[2]
+        group_size = num_heads // num_kv_heads
         is_fp8 = k_cache.dtype == torch.float8_e4m3fn
         is_early = (
             batch.rows is not None and len(batch.rows) <= tuned.attention(q.device).early_rows
@@ -133,6 +134,7 @@ class TritonAttention:
                 batch.rows,
                 num_kv_heads=num_kv_heads,
                 num_sms=self._sms(q.device),
+                group_size=group_size,
                 is_fp8=is_fp8,
             )
             if early is not None:
@@ -149,12 +151,11 @@ class TritonAttention:
             num_tokens=num_tokens,
             num_kv_heads=num_kv_heads,
             num_sms=self._sms(q.device),
-            tokens_per_tile=tokens_per_tile(
-                num_heads // num_kv_heads, q.device, is_uniform=self.is_uniform
-            ),
+            tokens_per_tile=tokens_per_tile(group_size, q.device, is_uniform=self.is_uniform),
             has_decode=has_decode,
             has_prefill=self.is_uniform or not is_decode,
             is_uniform=self.is_uniform,
+            group_size=group_size,
             is_fp8=is_fp8,
             shared=shared,
         )

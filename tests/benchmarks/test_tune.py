@@ -12,7 +12,14 @@ import torch
 
 from benchmarks.engine.workloads import SHAPES, Shape
 from benchmarks.kernels import candidates, tune, tune_attention, tune_products
-from benchmarks.kernels.table import ROWS, package_table, table_text, winners, with_kernels
+from benchmarks.kernels.table import (
+    ROWS,
+    package_table,
+    table_text,
+    winners,
+    with_algorithms,
+    with_kernels,
+)
 from benchmarks.kernels.tune_products import Measured, Place, places
 from nvcli.kernels import cuts, tuned
 from nvcli.kernels.cuts import ATTENTION, DecodeLaunch, Skinny, Split, Tiles
@@ -216,6 +223,8 @@ def test_rows_of_one_length_and_others_are_cut_as_each_does_best() -> None:
     assert tune_attention.choose_split(times, Split(8, 4)) == Split(4, 12)
     even = {n: {"64x400": found["64x400"]} for n, found in times.items()}
     assert tune_attention.choose_split(even, Split(8, 8)) == Split(4, 4)
+    wide = tune_attention.choose_split(even, Split(8, 8, wide=6))
+    assert wide == Split(4, 4, wide=6), "these shapes say nothing of it"
 
 
 @pytest.mark.parametrize("limit", tune_attention.DECODE)
@@ -331,3 +340,25 @@ def test_settings_of_attention_are_used_and_put_back(monkeypatch: pytest.MonkeyP
     found = tune_attention.tune_attention(lambda: len(used) < num_used - 5, said.append)
     assert found == asdict(replace(ATTENTION, splits=splits)), "what was done before counts"
     assert said[-1].startswith("no time for all of attention over an fp8 cache")
+
+
+def test_algorithms_of_the_library_are_of_one_version() -> None:
+    line = {
+        "columns": 8,
+        "outputs": 16,
+        "adds": True,
+        "rows": [9, 16],
+        "us": 1.0,
+        "library_us": 2.0,
+    }
+    old = {**line, "algorithm": [1] * 9}
+    new = {**line, "rows": [1, 8], "algorithm": [2] * 9}
+    other = {**old, "outputs": 32}
+    table = with_algorithms(package_table(), "sm_90", 1, [old, other])
+    found = with_algorithms(table, "sm_90", 1, [new])["sm_90"]["library"]
+    assert found == {"version": 1, "products": [new, other]}, "a shape's lines are replaced at once"
+    found = with_algorithms(table, "sm_90", 2, [new])["sm_90"]["library"]
+    assert found == {"version": 2, "products": [new]}, "others mean nothing to another version"
+    text = table_text(table)
+    assert json.loads(text) == table
+    assert with_kernels(table, "sm_90", [], None)["sm_90"]["library"] == table["sm_90"]["library"]

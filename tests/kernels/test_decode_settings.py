@@ -118,6 +118,25 @@ def test_each_kind_of_cache_has_its_own_launch_and_cut(
 
 @needs_triton
 @pytest.mark.torch
+@pytest.mark.parametrize("num_rows", [2, 3])  # found by each program, and listed
+def test_heads_of_many_queries_have_a_cut_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int
+) -> None:
+    from nvcli.kernels import attention_plan
+    from nvcli.kernels.triton_attention import TritonAttention
+
+    monkeypatch.setattr(attention_plan, "_plan_kernel", Recorder())
+    own = replace(settings(64), splits=((64, Split(2, 8, wide=4)),), early_rows=2)
+    for heads, want in ((HEADS[0], 8), (HEADS[1], 4)):  # two and three query heads a KV head
+        case = make([70] * num_rows, heads)
+        with used(own):
+            plan = TritonAttention()._make_plan(case.q, case.k, case.batch)
+        assert isinstance(plan, attention_plan.RowPlan) == (num_rows == 2)
+        assert plan.num_items == 6 * want // heads[1], "6 SMs"
+
+
+@needs_triton
+@pytest.mark.torch
 def test_many_rows_have_their_own_launch_unless_they_share_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -228,6 +228,15 @@ def test_attention_is_cut_as_the_table_says(
     assert found.decode(192, is_fp8=False) == DecodeLaunch(16, 4, 2, 0)
     assert found.decode(193, is_fp8=False) == DecodeLaunch(32, 2, 4, 0)
     assert item_limits(64, 8, 132, CPU, is_fp8=True) == (198, 264)
+    wide = {"splits": [[64, {"even": 12, "uneven": 16, "wide": 8}]]}
+    path.write_text(json.dumps({"sm_90": {"products": [], "attention": other | wide}}))
+    tuned.forget()
+    assert [item_limits(64, 8, 132, CPU, group_size=g) for g in (1, 2, 3, 8)] == [
+        *[(198, 264)] * 2,
+        *[(198, 132)] * 2,
+    ]
+    path.write_text(json.dumps({"sm_90": {"products": [], "attention": other | cut}}))
+    tuned.forget()
     assert item_limits(64, 8, 132, CPU) == (82, 99)
 
 
@@ -249,6 +258,10 @@ def test_attention_is_cut_as_the_table_says(
         (
             {"fp8_splits": [[8, {"even": 0, "uneven": 4}]]},
             "fp8_splits, 8 rows, even must be a number of 1 or more, not 0",
+        ),
+        (
+            {"splits": [[8, {"even": 4, "uneven": 4, "wide": 0}]]},
+            "splits, 8 rows, wide must be a number of 1 or more, not 0",
         ),
         (
             {"splits": [[8, {"even": 4, "uneven": 4}], [8, {"even": 4, "uneven": 4}]]},
