@@ -51,11 +51,14 @@ ENGINE_WORKLOADS = {
 }
 
 
+FAIR = 0.9
+
+
 def engine() -> str:
-    """nvcli beside vLLM on Qwen3-0.6B: of every workload the last run that had both."""
+    """nvcli beside vLLM on Qwen3-0.6B: of every workload the last `fair` run that had both."""
     table = ["| | nvcli | vLLM | factor |", "|---|--:|--:|--:|"]
     runs: dict[str, list[str]] = {}  # provenance -> what is from it
-    pairs = pairs_of("qwen3-0.6b")
+    pairs = fair(pairs_of("qwen3-0.6b"))
     for workload, (metric, name, is_rate) in ENGINE_WORKLOADS.items():
         pair = next(p for p in reversed(pairs) if all(_has(row, workload, metric) for row in p))
         ours, theirs = (row["metrics"][workload][metric] for row in pair)
@@ -75,6 +78,19 @@ def pairs_of(model: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         (ours, theirs)
         for ours, theirs in itertools.pairwise(rows)
         if (ours["peer"], theirs["peer"]) == ("vllm", "nvcli")
+    ]
+
+
+def fair(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[Any]:
+    """Those on hosts that suited vLLM: where its tokens/s of A were less than FAIR of its best,
+    the host kept it back, and the factors would flatter us.
+    """
+    speeds = [theirs["metrics"]["A"]["tok_s"] for _, theirs in pairs if _has(theirs, "A", "tok_s")]
+    least = FAIR * max(speeds, default=0.0)
+    return [
+        (ours, theirs)
+        for ours, theirs in pairs
+        if not _has(theirs, "A", "tok_s") or theirs["metrics"]["A"]["tok_s"] >= least
     ]
 
 

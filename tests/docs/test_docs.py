@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import fill
+from benchmarks.tables import fair, fill
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -52,6 +52,15 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in LINK.findall(page.read_text(encoding="utf-8")):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_runs_whose_host_kept_the_peer_back_are_left_out() -> None:
+    def run(speed: float | None) -> tuple[dict[str, dict[str, object]], ...]:
+        return {"metrics": {}}, {"metrics": {} if speed is None else {"A": {"tok_s": speed}}}
+
+    runs = [run(speed) for speed in (1000.0, None, 900.0, 899.0, 500.0)]
+    assert fair(runs) == runs[:3]
+    assert fair([run(None)]) == [run(None)]
 
 
 def test_readme_tables_are_those_of_the_rows() -> None:
