@@ -8,7 +8,8 @@ in its step are gathered first. `NVCLI_FLAT_KEYS=0` in the environment turns tha
 
 FA3's functions call the operator of the library by way of a `torch.library.custom_op`, whose first
 call imports `torch._dynamo`: 900 modules, which nothing else here needs. So the operator is called
-itself, with what those functions give it, where it has names for all of that.
+itself, with what those functions give it, where it has names for all of that and can do without
+the rest: older builds want every argument.
 `NVCLI_FA3_OPERATOR=0` in the environment goes through the functions.
 """
 
@@ -36,17 +37,9 @@ FLAT_TOKENS = (
 )
 FLAT_BYTES = 256 << 20  # of gathered keys and values at most
 _use_flat_keys = os.environ.get("NVCLI_FLAT_KEYS", "1") != "0"
-OPERATOR_ARGUMENTS = {  # that FA3's operator is given by name
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_k",
-    "max_seqlen_q",
-    "max_seqlen_k",
-    "page_table",
-    "softmax_scale",
-    "is_causal",
-    "num_splits",
-}
+# What FA3's operator is given by name: by both calls below, and by one of them.
+GIVEN_ALWAYS = {"cu_seqlens_q", "max_seqlen_q", "softmax_scale", "is_causal", "num_splits"}
+OPERATOR_ARGUMENTS = GIVEN_ALWAYS | {"cu_seqlens_k", "seqused_k", "max_seqlen_k", "page_table"}
 _use_operator = os.environ.get("NVCLI_FA3_OPERATOR", "1") != "0"
 
 
@@ -188,12 +181,16 @@ class FlashAttention3(_FlashAttention):
 
 
 def _operator() -> Any:
-    """What the imported library has registered; None where it lacks an argument that we give."""
+    """What the imported library has registered; None where it lacks an argument that we give, or
+    wants one that we do not.
+    """
     found = getattr(getattr(torch.ops.flash_attn_3, "fwd", None), "default", None)
     if found is None:
         return None
-    names = {argument.name for argument in found._schema.arguments}
-    return found if names >= OPERATOR_ARGUMENTS else None
+    arguments = found._schema.arguments[3:]  # q, k, v
+    names = {argument.name for argument in arguments}
+    wanted = {argument.name for argument in arguments if not argument.has_default_value()}
+    return found if wanted <= GIVEN_ALWAYS and names >= OPERATOR_ARGUMENTS else None
 
 
 def _first(out: Any) -> Tensor:

@@ -382,8 +382,22 @@ print(int(out.unique()), sorted(set(sys.modules) - before))
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("arguments", "switch", "value"),
-    [(FWD, "1", 1), (FWD.replace("seqused_k", "lens"), "1", 2), (FWD, "0", 2)],
-    ids=["operator", "an operator of other arguments", "turned off"],
+    [
+        (FWD, "1", 1),
+        (FWD.replace("float? softmax_scale=None", "*, float softmax_scale"), "1", 1),
+        (FWD.replace("seqused_k", "lens"), "1", 2),
+        (FWD.replace("? k_new=None", "? k_new"), "1", 2),
+        (FWD.replace("=None", ""), "1", 2),
+        (FWD, "0", 2),
+    ],
+    ids=[
+        "operator",
+        "an operator that wants what is given",
+        "an operator of other arguments",
+        "an operator that wants another argument",
+        "an operator of the first builds",
+        "turned off",
+    ],
 )
 def test_the_first_call_of_the_operator_imports_nothing(
     tmp_path: Path, arguments: str, switch: str, value: int
