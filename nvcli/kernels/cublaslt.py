@@ -205,14 +205,19 @@ def _prepared(
 def multiply(x: Tensor, weight: Tensor, y: Tensor, algorithm: Algorithm, *, adds: bool) -> bool:
     """y = x W^T, or with `adds` y + x W^T; False, with nothing done, where the algorithm cannot.
 
-    x: [T, K]; weight: [N, K]; y: [T, N]; bfloat16 and contiguous
+    x: [T, K]; weight: [N, K]; y: [T, N]; bfloat16 and contiguous, on the current device. False for
+    any others, too: what they mean, or what is wrong with them, PyTorch knows.
     """
     (num_rows, size), num_outputs = x.shape, weight.shape[0]
+    if weight.shape[1] != size or y.shape != (num_rows, num_outputs):
+        return False  # the library takes addresses, and would read and write beyond
     if not all(
         t.dtype == torch.bfloat16 and t.is_contiguous() and t.data_ptr() % ALIGNMENT == 0
         for t in (x, weight, y)
     ):
         return False
+    if not x.device == weight.device == y.device or x.device.index != torch.cuda.current_device():
+        return False  # the library goes by the thread's device
     found = _prepared(x.device.index or 0, num_rows, num_outputs, size, algorithm)
     if found is None:
         return False

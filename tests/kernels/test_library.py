@@ -148,6 +148,7 @@ def test_only_bfloat16_that_stands_together_is_multiplied_so(
 ) -> None:
     asked: list[object] = []
     monkeypatch.setattr(cublaslt, "_prepared", lambda *problem: asked.append(problem))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # that of these tensors
     algorithm = Algorithm(*[1] * 9)
 
     def tensors(dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
@@ -165,6 +166,11 @@ def test_only_bfloat16_that_stands_together_is_multiplied_so(
         shifted[i] = room.view(shifted[i].shape)
         assert not cublaslt.multiply(*shifted, algorithm, adds=False), "beside 16 bytes"
     assert not cublaslt.multiply(*tensors(torch.float16), algorithm, adds=False)
+    x, weight, y = tensors()
+    assert not cublaslt.multiply(x[:, :32].contiguous(), weight, y, algorithm, adds=False)
+    assert not cublaslt.multiply(x, weight, y[:7], algorithm, adds=False), "it would write beyond"
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert not cublaslt.multiply(x, weight, y, algorithm, adds=False), "another is current"
     assert asked == []
 
 
