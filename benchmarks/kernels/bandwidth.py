@@ -452,6 +452,8 @@ def main() -> None:
     unknown = set(args.kinds) - set(KINDS)
     if unknown:
         parser.error(f"no such kind: {', '.join(sorted(unknown))}")
+    if not torch.cuda.is_available():
+        parser.error("it needs a CUDA device")
     measure_all(lambda text: print(text, flush=True), args.kinds or KINDS)
 
 

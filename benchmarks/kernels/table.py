@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 ROWS = (8, 16, 32, 64, 128, 256)  # each stands for those above the one before
 NOISE = 0.02  # of a time: what is not further ahead is not ahead
 LINEAR = {"linear", "addends"}
+Shape = tuple[int, int, bool]  # columns and outputs of a weight, and whether its product is added
 
 
 def winners(place: Place, measured: dict[int, Measured]) -> Iterator[dict[str, Any]]:
@@ -80,17 +81,22 @@ def with_kernels(
 
 
 def with_algorithms(
-    table: dict[str, Any], gpu: str, version: int, found: list[dict[str, Any]]
+    table: dict[str, Any], gpu: str, version: int, found: dict[Shape, list[dict[str, Any]]]
 ) -> dict[str, Any]:
-    """`table` with the library's algorithms of these shapes: of one version of the library."""
+    """`table` with the library's algorithms of these shapes, also where there are none, in place of
+    what it had: of one version of the library.
+    """
     part = table.get(gpu, {"products": []})
     old = part.get("library", {})
-    shape = ("columns", "outputs", "adds")
-    new = {tuple(line[k] for k in shape) for line in found}
     is_kept = old.get("version") == version
-    kept = [o for o in old["products"] if tuple(o[k] for k in shape) not in new] if is_kept else []
-    lines = _sorted(kept + found, *shape, "rows")
+    kept = [o for o in old["products"] if _shape(o) not in found] if is_kept else []
+    new = [line for lines in found.values() for line in lines]
+    lines = _sorted(kept + new, "columns", "outputs", "adds", "rows")
     return table | {gpu: part | {"library": {"version": version, "products": lines}}}
+
+
+def _shape(line: dict[str, Any]) -> Shape:
+    return line["columns"], line["outputs"], line["adds"]
 
 
 def table_text(table: dict[str, Any]) -> str:

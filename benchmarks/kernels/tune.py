@@ -113,6 +113,8 @@ def main() -> None:
                     for cut in place.candidates(n):
                         print(model, place.name, n, cut)
         return
+    if not torch.cuda.is_available():
+        parser.error("it needs a CUDA device; --list does not")
     device = torch.device("cuda", 0)
 
     def is_time_left() -> bool:

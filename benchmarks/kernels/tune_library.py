@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.kernels.table import package_table, table_text, with_algorithms
+from benchmarks.engine.workloads import SHAPES
+from benchmarks.kernels.table import Shape, package_table, table_text, with_algorithms
 from benchmarks.kernels.tune_products import DTYPE, Place, places
 from benchmarks.rows import write_row
 from nvcli.engine.buckets import decode_buckets
@@ -109,6 +110,9 @@ class Bench:
         self.y = torch.randn(rows, weights[0].shape[0], device=device, dtype=DTYPE)
         self.adds = place.op == "addends"
         self.problem = Problem(device.index or 0, rows, weights[0].shape[0], place.size)
+        # Graphs move it, so it has to live as long.
+        size = 0 if self.is_eager else TRAFFIC_BYTES
+        self.traffic = torch.empty(2, size, dtype=torch.uint8, device=device)
 
     def multiply(self, weight: Tensor, algorithm: Algorithm | None) -> None:
         """By that algorithm, or as the library chooses."""
@@ -132,12 +136,11 @@ class Bench:
         """Of few rows, with as many bytes moved between two products as attention reads: beside
         that the clock is lower, which some algorithms mind more than others.
         """
-        traffic = torch.empty(2, TRAFFIC_BYTES, dtype=torch.uint8, device=self.x.device)
 
         def body() -> None:
             for weight in self.weights:
                 if not self.is_eager:
-                    traffic[0].copy_(traffic[1])
+                    self.traffic[0].copy_(self.traffic[1])
                 if has_product:
                     self.multiply(weight, algorithm)
 
@@ -282,23 +285,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--models", default="qwen3-0.6b,qwen3-8b,qwen3-14b")
+    usual = "qwen3-0.6b,qwen3-8b,qwen3-14b"
+    parser.add_argument("--models", default=usual, help=", ".join(SHAPES))
     parser.add_argument("--seconds", type=float, default=200, help="nothing begins after so many")
     parser.add_argument("--write", type=Path, help="put what was found into this table")
     options = parser.parse_args()
+    unknown = set(models := options.models.split(",")) - set(SHAPES)
+    if unknown:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if not torch.cuda.is_available():
+        parser.error("it needs a CUDA device")
     device = torch.device("cuda", 0)
     torch.mm(*(torch.ones(16, 16, device=device, dtype=DTYPE) for _ in range(2)))
     version = cublaslt.version()
     if version is None:
-        raise SystemExit("cublasLt cannot be called here.")
+        parser.error("cublasLt cannot be called here")
     without_algorithms()
     shapes = {
         (place.op == "addends", place.weight_shape): place
-        for model in options.models.split(",")
+        for model in models
         for place in places(model)
     }
     say(f"cublasLt {version}, {len(shapes)} shapes")
-    found: list[dict[str, Any]] = []
+    found: dict[Shape, list[dict[str, Any]]] = {}
     with torch.inference_mode():
         for place in shapes.values():
             if time.monotonic() - START > options.seconds:
@@ -310,7 +319,7 @@ def main() -> None:
                 for _ in range(number)
             ]
             new = entries(place, weights)
-            found += new
+            found[place.size, place.weight_shape[0], place.op == "addends"] = new
             write_row(
                 "kernels",
                 metrics={"entries": new},

@@ -354,10 +354,13 @@ def test_algorithms_of_the_library_are_of_one_version() -> None:
     old = {**line, "algorithm": [1] * 9}
     new = {**line, "rows": [1, 8], "algorithm": [2] * 9}
     other = {**old, "outputs": 32}
-    table = with_algorithms(package_table(), "sm_90", 1, [old, other])
-    found = with_algorithms(table, "sm_90", 1, [new])["sm_90"]["library"]
+    shape = (8, 16, True)
+    table = with_algorithms(package_table(), "sm_90", 1, {shape: [old], (8, 32, True): [other]})
+    found = with_algorithms(table, "sm_90", 1, {shape: [new]})["sm_90"]["library"]
     assert found == {"version": 1, "products": [new, other]}, "a shape's lines are replaced at once"
-    found = with_algorithms(table, "sm_90", 2, [new])["sm_90"]["library"]
+    found = with_algorithms(table, "sm_90", 1, {shape: []})["sm_90"]["library"]
+    assert found == {"version": 1, "products": [other]}, "none is ahead any more"
+    found = with_algorithms(table, "sm_90", 2, {shape: [new]})["sm_90"]["library"]
     assert found == {"version": 2, "products": [new]}, "others mean nothing to another version"
     text = table_text(table)
     assert json.loads(text) == table
