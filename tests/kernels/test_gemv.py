@@ -75,8 +75,12 @@ def test_kernel_sources_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_on_cuda(dtype: torch.dtype) -> None:
+    # Both round the norm before the product, so either may be the luckier one: where outputs are
+    # few, PyTorch's worst error is none to measure by. What rounds once, at its end, as the kernels
+    # of `check_linear` do, cannot be behind.
+    many = [(41 * outputs, size) for outputs, size in NORM_SHAPES]
     for shape in [*SHAPES, *CUDA_SHAPES]:
         check_linear(shape, dtype, "cuda")
-    for shape in [*NORM_SHAPES, (3072, 1024), (6144, 2048)]:
+    for shape in [*many, (3072, 1024), (6144, 2048)]:
         for has_residual in (False, True):
             check_norm(shape, dtype, "cuda", has_residual=has_residual)

@@ -12,7 +12,7 @@ import torch
 
 from nvcli import kernels
 from nvcli.errors import UsageError
-from nvcli.kernels import cuts, tuned
+from nvcli.kernels import cublaslt, cuts, tuned
 from nvcli.kernels.cuts import ATTENTION, DecodeLaunch, Gemv, Skinny, Split, Tiles
 
 pytestmark = pytest.mark.torch
@@ -103,6 +103,25 @@ def test_the_table_of_the_package_can_be_read_and_launched() -> None:
             if entry.tiles is not None:
                 pieces = -(-entry.columns // entry.tiles.columns)
                 assert entry.tiles.held <= -(-pieces // entry.tiles.splits), entry
+
+
+def test_the_algorithms_of_the_package_are_some() -> None:
+    """Of one version; in order, none for the same rows as another; numbers that fit their types."""
+    for gpu, part in json.loads(tuned.TABLE.read_text(encoding="utf-8")).items():
+        table = tuned.read_table(tuned.TABLE)[gpu]
+        lines = part.get("library", {"products": []})["products"]
+        assert len(table.algorithms) == len(lines)
+        assert bool(lines) == (table.library_version is not None)
+        last: dict[tuple[int, int, bool], int] = {}
+        for line, named in zip(lines, table.algorithms, strict=True):
+            shape, (first, end) = (named.columns, named.outputs, named.adds), named.rows
+            assert last.get(shape, 0) < first <= end, line
+            last[shape] = end
+            assert list(named.algorithm) == line["algorithm"], line
+            for kind, number in zip(cublaslt.ATTRIBUTE_TYPES, named.algorithm, strict=True):
+                assert kind(number).value == number, line
+            assert 0 < line["us"] < line["library_us"], line
+        assert list(last) == sorted(last)
 
 
 def test_entries_go_before_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
