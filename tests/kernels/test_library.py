@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from nvcli.kernels.cublaslt import Algorithm
 from tests.kernels.triton_testing import assert_as_good_as_torch
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> Iterator[None]:
+    """Of a table that a test has put in place, when all else is as it was."""
+    yield
+    tuned.forget()
 
 
 class Doors:
@@ -133,14 +141,12 @@ def test_the_table_names_the_algorithm(monkeypatch: pytest.MonkeyPatch, tmp_path
     named.asked.clear()
     product(33, 4096)
     assert named.asked == []
-    tuned.forget()
 
 
 def test_algorithms_are_of_one_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     doors, named = Doors(monkeypatch), Named(monkeypatch, tmp_path / "tuned.json", version=130_200)
     product(33, 4096)
     assert (named.asked, doors.taken) == ([], ["cublaslt"])
-    tuned.forget()
 
 
 def test_only_bfloat16_that_stands_together_is_multiplied_so(
