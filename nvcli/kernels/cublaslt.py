@@ -23,7 +23,7 @@ CUBLAS_COMPUTE_32F = 68
 CUBLAS_OP_T = 1
 DESC_TRANSA = 3
 MAX_WORKSPACE = 64 << 20  # bytes
-ALIGNMENT = 16  # of addresses, in bytes, that every algorithm does with
+ALIGNMENT = 256  # of addresses, in bytes, with which cuBLAS offered the algorithms
 
 
 class Algorithm(NamedTuple):

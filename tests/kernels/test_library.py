@@ -157,23 +157,30 @@ def test_only_bfloat16_that_stands_together_is_multiplied_so(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # that of these tensors
     algorithm = Algorithm(*[1] * 9)
 
+    def zeros(rows: int, columns: int, dtype: torch.dtype, beside: int = 0) -> torch.Tensor:
+        """So many bytes beside what an allocation on a GPU begins at, or a multiple of it."""
+        room = torch.zeros(rows * columns + 512, dtype=dtype)
+        first = (-room.data_ptr() % cublaslt.ALIGNMENT + beside) // dtype.itemsize
+        return room[first : first + rows * columns].view(rows, columns)
+
     def tensors(dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
-        return [torch.zeros(shape, dtype=dtype) for shape in ((8, 64), (16, 64), (8, 16))]
+        return [zeros(*shape, dtype) for shape in ((8, 64), (16, 64), (8, 16))]
 
     assert not cublaslt.multiply(*tensors(), algorithm, adds=False)
     assert asked == [(0, 8, 16, 64, algorithm)]
     asked.clear()
     for i in range(3):
         strange = tensors()
-        strange[i] = torch.zeros(strange[i].shape[::-1], dtype=torch.bfloat16).t()
+        strange[i] = zeros(*strange[i].shape[::-1], torch.bfloat16).t()
         assert not cublaslt.multiply(*strange, algorithm, adds=False), "strided"
         shifted = tensors()
-        room = torch.zeros(shifted[i].numel() + 1, dtype=torch.bfloat16)[1:]
-        shifted[i] = room.view(shifted[i].shape)
-        assert not cublaslt.multiply(*shifted, algorithm, adds=False), "beside 16 bytes"
+        rows, columns = shifted[i].shape
+        shifted[i] = zeros(rows, columns, torch.bfloat16, beside=128)
+        assert not cublaslt.multiply(*shifted, algorithm, adds=False), "not where one begins"
     assert not cublaslt.multiply(*tensors(torch.float16), algorithm, adds=False)
     x, weight, y = tensors()
-    assert not cublaslt.multiply(x[:, :32].contiguous(), weight, y, algorithm, adds=False)
+    narrow = zeros(8, 32, torch.bfloat16)
+    assert not cublaslt.multiply(narrow, weight, y, algorithm, adds=False)
     assert not cublaslt.multiply(x, weight, y[:7], algorithm, adds=False), "it would write beyond"
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert not cublaslt.multiply(x, weight, y, algorithm, adds=False), "another is current"
