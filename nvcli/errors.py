@@ -147,10 +147,26 @@ class EngineClosedError(EngineError):
     code = "engine_closed"
 
 
+_CLOSE = 0.7  # of difflib: --temprature; --url is not --turns
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Which of the `known` was meant, perhaps: the shortest that begins so, else the most similar.
+
+    None where none is close.
+    """
+    known = sorted(known, key=lambda other: (len(other), other))
+    if len(name) > 1:
+        for other in known:
+            if other.startswith(name):
+                return other
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE)), None)
+
+
 def meant(name: str, known: Iterable[str]) -> str | None:
     """A hint for a name that is none of the `known`, where one of them is close."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"Did you mean {near[0]!r}?" if near else None
+    near = nearest(name, known)
+    return None if near is None else f"Did you mean {near!r}?"
 
 
 # --- ends that are not failures ------------------------------------------------------------------

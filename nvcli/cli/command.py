@@ -6,7 +6,6 @@ with Rich puts escapes into pipes.
 from __future__ import annotations
 
 import contextlib
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from nvcli.cli import declare
 from nvcli.cli.complaints import FILES, VARIABLES, name_flag
 from nvcli.cli.console import ColorMode, make_screen, print_text
 from nvcli.cli.environment import more_flags, unknown_variables, variable_of
-from nvcli.errors import UsageError
+from nvcli.errors import UsageError, meant
 from nvcli.logs import configure_logging
 from nvcli.repl.screen import visible
 
@@ -202,13 +201,9 @@ class Group(HelpPages, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if self.get_command(ctx, name) is None:
-            near = difflib.get_close_matches(name, self.commands, n=1)
             asks = ", or 'nvcli chat \"...\"' to ask" if ctx.parent is None else ""
-            hint = (
-                f"Did you mean {near[0]!r}?"
-                if near
-                else f"Run '{ctx.command_path} --help' for the commands{asks}."
-            )
+            otherwise = f"Run '{ctx.command_path} --help' for the commands{asks}."
+            hint = meant(name, self.commands) or otherwise
             raise UsageError(f"there is no command {name!r}", hint=hint)
         return super().resolve_command(ctx, args)
 

@@ -4,19 +4,14 @@ variable a value came from, and what to do.
 
 from __future__ import annotations
 
-import difflib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvcli.cli.environment import variable_of
-from nvcli.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from nvcli.errors import UsageError, nearest
 
 FILES = "nvcli.configuration"
 VARIABLES = "nvcli.variables"
-_CLOSE = 0.7  # of difflib: --temprature; --url is not --turns
 
 
 def name_flag(exc: UsageError, ctx: Any) -> None:
@@ -56,7 +51,7 @@ def usage_error(exc: Any, root: Any) -> UsageError:
     path = exc.ctx.command_path if exc.ctx is not None else "nvcli"
     hint = f"Try '{path} --help'."
     if hasattr(exc, "possibilities"):
-        return _no_option(exc, root, path, hint)
+        return _no_option(exc, root, hint)
     message = exc.format_message().replace("\n", " ").replace("Value error, ", "").rstrip(".")
     param = getattr(exc, "param", None)
     origin = _origin(exc.ctx, param.name) if exc.ctx is not None and param is not None else None
@@ -70,15 +65,16 @@ def usage_error(exc: Any, root: Any) -> UsageError:
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
-def _no_option(exc: Any, root: Any, path: str, hint: str) -> UsageError:
+def _no_option(exc: Any, root: Any, hint: str) -> UsageError:
     name = exc.option_name
     options = _options(exc.ctx.command, exc.ctx) if exc.ctx is not None else exc.possibilities or ()
-    near = nearest(name, options)
+    known = {option.lstrip("-"): option for option in options}
+    near = nearest(name.lstrip("-"), known)
     owner = None if exc.ctx is None or exc.ctx.command is not root else _owner(root, exc.ctx, name)
     if owner is not None:
         hint = f"It goes after the command's name: nvcli {owner} {name}."
     elif near is not None:
-        hint = f"Did you mean {near}?"
+        hint = f"Did you mean {known[near]}?"
     return UsageError(f"there is no option {name}", hint=hint)
 
 
@@ -93,12 +89,3 @@ def _owner(root: Any, ctx: Any, name: str) -> str | None:
         if name in _options(root.get_command(ctx, command_name), ctx):
             return str(command_name)
     return None
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """What was meant, perhaps: the shortest that begins so, else the most similar."""
-    known = {other.lstrip("-"): other for other in names}
-    word = name.lstrip("-")
-    longer = [other for other in known if len(word) > 1 and other.startswith(word)]
-    near = sorted(longer, key=len) or difflib.get_close_matches(word, known, n=1, cutoff=_CLOSE)
-    return known[near[0]] if near else None

@@ -13,7 +13,6 @@ it.
 
 from __future__ import annotations
 
-import difflib
 import shlex
 import tomllib
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from nvcli.errors import UsageError, meant
 from nvcli.paths import expand_user, home_folder, xdg_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 PROJECT_FILE = "nvcli.toml"
 PROFILE = "profile"
@@ -41,6 +40,7 @@ REFUSED = frozenset(
 )
 READING = frozenset({"file", "system", "schema", "data", "trace"})
 _MAX_BYTES = 1 << 20  # of a configuration file
+_NO_SUCH = "docs/cli.md lists what there is."
 _NOT_KEYS = frozenset({"help", "version", "config", "profile", "show_config", "continue_"})
 
 
@@ -177,7 +177,7 @@ def _check_keys(
         if isinstance(value, dict):
             where = ".".join(filter(None, (place, key)))
             if key not in known:
-                hint = _nearest(key, list(known))
+                hint = meant(key, known) or _NO_SUCH
                 raise UsageError(f"{file}: there is no command for [{where}]", hint=hint)
             for inner in value:
                 _check_key(inner, known[key], f"{file}, [{where}]", is_foreign=is_foreign)
@@ -196,8 +196,8 @@ def _check_key(key: str, known: frozenset[str], where: str, *, is_foreign: bool)
     if name not in known and name.rstrip("_") in {n.rstrip("_") for n in _NOT_KEYS}:
         raise UsageError(f"{where}: {key!r} can only be given as a flag")
     if name not in known:
-        names = [n.replace("_", "-") for n in known]
-        raise UsageError(f"{where}: there is no key {key!r}", hint=_nearest(key, names))
+        hint = meant(key.replace("_", "-"), (n.replace("_", "-") for n in known)) or _NO_SUCH
+        raise UsageError(f"{where}: there is no key {key!r}", hint=hint)
 
 
 def _check_is_inside(name: str, value: Any, origin: str) -> None:
@@ -216,11 +216,6 @@ def _check_is_inside(name: str, value: Any, origin: str) -> None:
                 f"{origin}: {name} may name only files in this folder, got {text!r}",
                 hint=f"Set it in {user_file()}, or by its flag.",
             )
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name.replace("_", "-"), names, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else "docs/cli.md lists what there is."
 
 
 def _name(key: str) -> str:

@@ -6,11 +6,10 @@ Typer reads a variable after a parameter's name, so it misses the second half of
 
 from __future__ import annotations
 
-import difflib
 import os
 from typing import TYPE_CHECKING, Any
 
-from nvcli.errors import UsageError
+from nvcli.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,10 +46,12 @@ def unknown_variables(command: Any, ctx: Any) -> Iterator[str]:
     start = f"{ctx.auto_envvar_prefix}_"
     known = [variable for _, _, variable in _variables(command, ctx)]
     known += [_automatic(param, ctx) for param in command.get_params(ctx)]
+    known = [variable.removeprefix(start) for variable in known]
     for name in sorted(os.environ):
-        if name.startswith(start) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+        word = name.removeprefix(start)
+        if name.startswith(start) and word not in known:
+            near = nearest(word, known)
+            hint = "" if near is None else f"; did you mean {start}{near}?"
             yield f"the variable {name} is no option of {ctx.command_path}{hint}"
 
 

@@ -6,12 +6,11 @@ a leading space or a second slash sends a text that looks like one.
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvcli.errors import UsageError
+from nvcli.errors import UsageError, nearest
 from nvcli.repl import command_files as files
 from nvcli.repl import command_turns as turns
 from nvcli.repl import command_view as view
@@ -64,9 +63,8 @@ def find_command(name: str) -> Command:
         if name in (command.name, *command.aliases):
             return command
     names = [n for c in COMMANDS for n in (c.name, *c.aliases)]
-    longer = [n for n in names if n.startswith(name)]
-    near = longer if len(longer) == 1 else difflib.get_close_matches(name, names, n=1)
-    hint = f"Did you mean /{near[0]}?" if near else "/help lists them."
+    near = nearest(name, names)
+    hint = "/help lists them." if near is None else f"Did you mean /{near}?"
     raise UsageError(f"unknown command /{name}", hint=f"{hint} A leading space sends it as text.")
 
 

@@ -232,7 +232,7 @@ def test_variables_that_are_wrong_are_named(cli: Cli, monkeypatch: pytest.Monkey
     monkeypatch.setenv("NVCLI_CHAT_TEMPRATURE", "1")
     result = cli("chat", "x")
     assert result.code == 0
-    assert "NVCLI_CHAT_TEMPRATURE is no option of nvcli chat; did you mean" in result.err
+    assert "is no option of nvcli chat; did you mean NVCLI_CHAT_TEMPERATURE?" in result.err
     monkeypatch.delenv("NVCLI_CHAT_TEMPRATURE")
     monkeypatch.setenv("NVCLI_CHAT_TEMPERATURE", "hot")
     assert "'hot' is not a number (from NVCLI_CHAT_TEMPERATURE)" in cli("chat", "x").err
