@@ -116,10 +116,10 @@ def unsound(
     json: dict[str, Any],
     identity_error: float,
     law: Law,
-    window: Window,
     pools: dict[str, list[float]],
+    gone: str | None,
 ) -> list[str]:
-    """Why the numbers must not be trusted; empty when they may."""
+    """Why the numbers must not be trusted; empty when they may. `gone`: of `server_was_gone`."""
     reasons = []
     if identity_error > little.EXACT:
         reasons.append(
@@ -143,7 +143,7 @@ def unsound(
     wanted = json["until_ci"]
     if wanted is not None and not wanted["reached"] and not run.end.get("interrupted"):
         reasons.append(f"the intervals asked for, within {wanted['asked']:.1%}, were not reached")
-    if (gone := server_was_gone(run.requests)) is not None:
+    if gone is not None:
         reasons.append(gone)
     if json["counts"]["ok"] == 0:
         reasons.append("no request was answered")

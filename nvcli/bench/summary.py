@@ -158,7 +158,7 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     json["limits"] = limits_json(
         run, done, law.L if law.num_ended else None, law.W, metrics.finite_mean(pools["tpot"])
     )
-    json["client"] = _client(run, counts)
+    json["client"] = _client(run)
     json["cache"] = _cache(inside)
     json["turns"] = _turns(inside, values)
     json["until_ci"] = _until_ci(run, json)
@@ -168,11 +168,12 @@ def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any
     _bound_rate(json)
     json["amdahl"] = amdahl_rows(run, known, json)
     json["warnings"] = warnings(run, inside, law, window, counts, pools)
-    reasons = unsound(run, json, identity_error, law, window, pools)
+    gone = server_was_gone(run.requests)
+    reasons = unsound(run, json, identity_error, law, pools, gone)
     json["verdict"] = {
         "sound": not reasons,
         "reasons": reasons,
-        "server_was_gone": server_was_gone(run.requests) is not None,
+        "server_was_gone": gone is not None,
     }
     missed = [] if not slo or len(good) >= 0.99 * len(inside) else [
         f"{len(good)} of {len(inside)} requests met the limits"
@@ -282,7 +283,7 @@ def _until_ci(run: Run, json: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _client(run: Run, counts: dict[str, Any]) -> dict[str, Any]:
+def _client(run: Run) -> dict[str, Any]:
     end = run.end
     cpu, wall = end.get("client_cpu_s"), end.get("wall_s")
     return {
