@@ -254,8 +254,9 @@ def _take(value: dict[str, Any], runs: list[Run]) -> None:
     if kind == "run":
         if value.get("schema") != SCHEMA:
             raise ValueError(f"schema is not {SCHEMA}")
-        checked.header(value)
-        runs.append(Run({k: v for k, v in value.items() if v is not None}))
+        header = {k: v for k, v in value.items() if v is not None}
+        checked.header(header)
+        runs.append(Run(header))
         return
     run = runs[-1]
     if kind == "request":

@@ -100,6 +100,22 @@ def test_any_run_gives_every_report_without_nan(seed: int) -> None:
     everything(random_run(random.Random(seed)))
 
 
+@pytest.mark.parametrize(
+    "name", [*HEADER, "client", "slots", "resources", "perf_model", "until_ci"]
+)
+def test_a_null_is_a_field_that_the_run_lacks(tmp_path: Path, name: str) -> None:
+    path = store(tmp_path / "r.jsonl", closed_loop(5))
+    first, rest = path.read_text().split("\n", 1)
+    header = json.loads(first)
+    header.pop(name, None)
+    found = []
+    for given in ({}, {name: None}):
+        path.write_text(f"{json.dumps({**header, **given})}\n{rest}")
+        (run,) = read_runs(path)
+        found.append(everything(run))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("status", ["ok", "error", "timeout", "unfinished"])
 def test_one_request(status: str) -> None:
     record = RequestRecord("r0", 0, 0, 5 * MS, status)
