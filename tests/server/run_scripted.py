@@ -1,8 +1,9 @@
 """Runs the server over a scripted engine as a process: `python -m tests.server.run_scripted JSON`.
 
-Keys: the fields of `ServerConfig`, and `answer`, `delay_s`, `load_error`, `is_remote`: the engine
-has a process of its own; `close_s`: for connections after the drain; `load_gate`, `answer_gate`: a
-file that loading, that the first step waits for.
+Keys: the fields of `ServerConfig`, and `answer`, `delay_s`, `load_error`; `max_model_len`,
+`num_blocks`: of the device; `is_remote`: the engine has a process of its own; `close_s`: for
+connections after the drain; `load_gate`, `answer_gate`: a file that loading, that the first step
+waits for.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ def main() -> int:
     options: dict[str, Any] = json.loads(sys.argv[1])
     answer = options.pop("answer", "Hello!")
     delay_s = options.pop("delay_s", 0.0)
+    size = {key: options.pop(key) for key in ("max_model_len", "num_blocks") if key in options}
     load_gate = options.pop("load_gate", None)
     answer_gate = options.pop("answer_gate", None)
     load_error = options.pop("load_error", None)
     is_remote = options.pop("is_remote", False)
     run.CLOSE_TIMEOUT_S = options.pop("close_s", run.CLOSE_TIMEOUT_S)
-    for name in ("uds", "ready_file", "attach_socket"):
+    for name in ("uds", "ready_file", "attach_socket", "mcp_file"):
         if name in options:
             options[name] = Path(options[name])
 
@@ -51,7 +53,7 @@ def main() -> int:
             raise ModelError(load_error)
         tokenizer = make_tokenizer(Path(tempfile.mkdtemp()))
         token_ids = tokenizer.encode(answer)
-        llm = ScriptedLLM(tokenizer, lambda _: token_ids, delay_s=delay_s)
+        llm = ScriptedLLM(tokenizer, lambda _: token_ids, delay_s=delay_s, **size)
         if answer_gate is not None:
             llm.device.gate.clear()
             threading.Thread(target=open_gate, args=(llm, Path(answer_gate)), daemon=True).start()

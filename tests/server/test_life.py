@@ -13,13 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.server.conftest import DEFAULTS
+from tests.server import test_mcp as mcp
+from tests.server.conftest import DEFAULTS, parse_events
 from tests.waiting import PATIENCE_S, run_command, until
 
 CHAT = "/v1/chat/completions"
@@ -153,6 +155,34 @@ def test_who_is_not_done_in_time_is_told(start: Start, is_remote: bool) -> None:
     assert process.answer.endswith("\n\n")
     assert plain[0].status_code == 503
     assert plain[0].json()["error"]["message"].startswith("the server is shutting down")
+
+
+@pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
+def test_who_waits_for_a_tool_is_told(start: Start, tmp_path: Path) -> None:
+    """The call of a tool that hangs ends with an error, and so does the response it belongs to."""
+    answer = mcp.call("multiply", '{"a": 2, "b": 3}')
+    servers = str(mcp.write(tmp_path, "held"))
+    size = {"max_model_len": 8192, "num_blocks": 2048}
+    process = start(answer=answer, mcp_file=servers, drain_timeout=0.3, **size)
+    tools = [mcp.tool("held")]
+    body = {"model": "scripted", "input": "hi", "stream": True, "tools": tools}
+    text = ""
+    with process.client() as client, client.stream("POST", mcp.PATH, json=body) as response:
+        for line in response.iter_lines():
+            text += f"{line}\n"
+            if line == "event: response.mcp_call_arguments.done":
+                process.process.send_signal(signal.SIGTERM)
+    assert "event: response.mcp_call_arguments.done" in text
+    code, out = process.end()
+    assert code == 0
+    assert "1 request did not end in time" in out
+    assert "Traceback" not in out
+    final = mcp.check(parse_events(text))
+    assert final["status"] == "failed"
+    assert final["error"]["message"].startswith("the server is shutting down")
+    listed, made = final["output"]
+    assert listed["error"] is None
+    assert "connection" in made["error"].lower()  # of the SDK, or of ours: who notices first
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
