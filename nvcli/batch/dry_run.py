@@ -36,6 +36,7 @@ _FLOPS_PER_S = 4.0e14
 _BYTES_PER_S = 3.6e12
 _STEP_S = 1.0e-3
 _SEQUENCE_S = 8.0e-6
+_MAX_NUM_SEQS = 256  # that run at once
 _DTYPE_BYTES = 2
 
 
@@ -179,13 +180,13 @@ def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_l
         found.histogram[1 << max(0, size - 1).bit_length()] += 1
 
 
-def estimate(found: DryRun, model: ModelConfig, num_seqs: int = 256) -> float:
+def estimate(found: DryRun, model: ModelConfig) -> float:
     """Seconds for prompts and outputs on one H200 in 16 bits (or fp8 weights), weights loaded."""
     if not found.num_sequences:
         return 0.0
     parameters = num_parameters(model)
     prefill_s = 2 * parameters * found.prompt_tokens / _FLOPS_PER_S
-    batch = min(num_seqs, found.num_sequences)
+    batch = min(_MAX_NUM_SEQS, found.num_sequences)
     steps = max(found.output_tokens / batch, found.output_tokens / found.num_sequences)
     kv_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * _DTYPE_BYTES
     context = (found.prompt_tokens + found.output_tokens / 2) / found.num_sequences

@@ -130,7 +130,7 @@ def _compare_load(
     for row, p in zip(found.rows, stats.holm([r.p for r in found.rows]), strict=True):
         row.p = p
         row.verdict = _verdict(row)
-    found.gates = [judge(gate, left, right, found.rows) for gate in gates]
+    found.gates = [judge(gate, right, found.rows) for gate in gates]
     return found
 
 

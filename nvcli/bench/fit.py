@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def nnls(
-    rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None
+    rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float]
 ) -> NDArray[np.float64]:
     """Coefficients >= 0 that minimise sum w (row . x - value)^2. Columns are scaled inside."""
     from scipy.optimize import nnls as solve
 
     a = np.asarray(rows, dtype=float)
     y = np.asarray(values, dtype=float)
-    w = np.sqrt(np.asarray(weights, dtype=float)) if weights is not None else np.ones(len(y))
+    w = np.sqrt(np.asarray(weights, dtype=float))
     a, y = a * w[:, None], y * w
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0

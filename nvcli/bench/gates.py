@@ -77,9 +77,7 @@ def parse_gate(text: str) -> Gate:
     return Gate(text.strip(), name, stat or "", sign == "<=", limit * scale, is_relative)
 
 
-def judge(
-    gate: Gate, left: Sequence[Summary], right: Sequence[Summary], rows: Sequence[Row]
-) -> GateResult:
+def judge(gate: Gate, right: Sequence[Summary], rows: Sequence[Row]) -> GateResult:
     if gate.is_relative:
         row = next((r for r in rows if r.name == gate.name), None)
         value, low, high = (row.change, row.low, row.high) if row else (None, None, None)

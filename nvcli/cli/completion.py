@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer  # noqa: TC002 - Typer reads the annotations
-
 from nvcli.cli.console import print_text
 from nvcli.cli.declare import ARGUMENTS, argument, option
 from nvcli.errors import UsageError
@@ -25,7 +23,7 @@ ValuesOpt = Annotated[
 ]
 
 
-def completion(ctx: typer.Context, shell: ShellArg = None, values: ValuesOpt = None) -> None:
+def completion(shell: ShellArg = None, values: ValuesOpt = None) -> None:
     """Print the completion script of a shell."""
     if values is not None:
         print_text("\n".join(_values(values)))

@@ -128,7 +128,7 @@ def zsh_script(rows: Sequence[CommandRow]) -> str:
             parts.append("  local context state state_descr line\n  typeset -A opt_args\n")
             specs += ["'1:command:->command'", "'*::argument:->argument'"]
         else:
-            specs += [f"'{_zsh_place(row, i, v)}'" for i, v in enumerate(row.arguments, start=1)]
+            specs += [f"'{_zsh_place(i, v)}'" for i, v in enumerate(row.arguments, start=1)]
         flag = "-s -C" if row.subcommands else "-s"
         parts.append(f"  _arguments {flag} \\\n    " + " \\\n    ".join(specs) + "\n")
         if row.subcommands:
@@ -168,7 +168,7 @@ def _zsh_action(value: Value) -> str:
     return "_files" if value.kind == "files" else " "
 
 
-def _zsh_place(row: CommandRow, number: int, value: Value) -> str:
+def _zsh_place(number: int, value: Value) -> str:
     return f"{number}:{_zsh_text(value.name)}:{_zsh_action(value)}"
 
 

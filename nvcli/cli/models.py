@@ -98,7 +98,7 @@ def find_local(name: str) -> Path:
 @models.command(
     "show", cls=Command, epilog="nvcli models show Qwen/Qwen3-0.6B --json | jq .kv_bytes_per_token"
 )
-def show(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
+def show(name: NameArg, json: JsonOpt = False) -> None:
     """Show a model's numbers."""
     facts = model_facts(name, find_local(name))
     if json:

@@ -73,7 +73,7 @@ def read_files(paths: Sequence[Path], warn: Callable[[str], None]) -> list[str]:
 
 
 def join_parts(
-    argument: str | None, stdin: str, files: Sequence[str] = (), *, stdin_first: bool = True
+    argument: str | None, stdin: str, files: Sequence[str], *, stdin_first: bool = True
 ) -> str:
     """Files, then standard input, then the argument, one blank line between; empty parts vanish."""
     parts = [stdin, argument or ""] if stdin_first else [argument or "", stdin]

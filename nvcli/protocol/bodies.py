@@ -110,7 +110,7 @@ def completion_body(
     head: AnswerHead,
     tokenizer: Tokenizer | None,
     *,
-    prompt_token_ids: Sequence[Sequence[int]] = (),
+    prompt_token_ids: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
     """A `text_completion` of the outputs of each prompt. `echo` needs the prompts' token ids."""
     choices: list[dict[str, Any]] = []

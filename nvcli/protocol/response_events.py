@@ -128,7 +128,7 @@ class ResponseEvents(McpEvents):
         if not self.pending:
             yield from self.complete(is_cut=is_cut)
 
-    def complete(self, *, is_cut: bool = False) -> Iterator[Event]:
+    def complete(self, *, is_cut: bool) -> Iterator[Event]:
         """The response ends well, or at its limit of tokens."""
         response = self.response
         response["status"] = "incomplete" if is_cut else "completed"
@@ -248,7 +248,7 @@ class ResponseEvents(McpEvents):
         if call.name:
             function = self.functions.get(call.name)
             if function is not None:
-                yield from self._open_call(call, function)
+                yield from self._open_call(function)
             else:
                 named = {"call_id": call.id, "name": call.name}
                 yield from self._open("function_call", **named, arguments="")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from nvcli.protocol.mcp import McpFunction
-    from nvcli.types import ToolCall
 
 
 class McpEvents(EventFrame):
@@ -46,7 +45,7 @@ class McpEvents(EventFrame):
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def _open_call(self, call: ToolCall, function: McpFunction) -> Iterator[Event]:
+    def _open_call(self, function: McpFunction) -> Iterator[Event]:
         named = {"server_label": function.label, "name": function.name, "arguments": ""}
         if not function.needs_approval:
             outcome = {"output": None, "error": None, "approval_request_id": None}

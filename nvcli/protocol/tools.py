@@ -138,7 +138,7 @@ def function_names(allowed: Allowed | None) -> frozenset[str] | None:
 
 
 def read_choice(
-    fields: Fields, names: Sequence[str], *, is_flat: bool = False, labels: Sequence[str] = ()
+    fields: Fields, names: Sequence[str], *, is_flat: bool = False, labels: Sequence[str]
 ) -> tuple[Choice, Allowed | None]:
     """`tool_choice`, or `function_call`, and what it narrows the tools to.
 

@@ -202,7 +202,7 @@ def _ask(shell: Shell, deltas: Iterator[RequestOutput], text: str, keyboard: Tex
     shell.save()
     was_refused = bool(text) and len(session.turns) == turns_before
     if isinstance(failure, ContextLengthError) and was_refused and session.turns:
-        return _make_room(shell, text, keyboard, str(failure))
+        return _make_room(shell, text, keyboard)
     _warn_if_nearly_full(shell)
     return typed or (text if was_refused else "")
 
@@ -225,7 +225,7 @@ def _warn_if_nearly_full(shell: Shell) -> None:
         )
 
 
-def _make_room(shell: Shell, text: str, keyboard: TextIO, reason: str) -> str:
+def _make_room(shell: Shell, text: str, keyboard: TextIO) -> str:
     """The message does not fit beside the conversation: the user says what gives way."""
     question = (
         "  [d]rop the oldest turns until it fits, [c]lear the conversation, or keep all and edit"

@@ -71,7 +71,7 @@ class Record:
         self.is_ended = True
         self._changed.set()
 
-    async def follow(self, position: int = 0) -> AsyncGenerator[Event, None]:
+    async def follow(self, position: int) -> AsyncGenerator[Event, None]:
         """Events from a position on, to the end."""
         while True:
             while position < len(self.log):

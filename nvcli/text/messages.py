@@ -165,7 +165,7 @@ def normalize_messages(
     return turns
 
 
-def content_text(message: Message, place: str = "message") -> str:
+def content_text(message: Message, place: str) -> str:
     """The text of a message's content; parts are joined with nothing between them."""
     content = message.content
     if content is None:
