@@ -74,9 +74,10 @@ def _is_int(value: object, low: int, high: int = MAX_INT) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def _between(low: int, high: int) -> str:
-    """A bound that only the machine sets is not worth a word."""
-    return f"from {low} to {high}" if low < 0 or high < MAX_INT else f"of at least {low}"
+def _between(low: int, high: int, value: object) -> str:
+    """A bound that only the machine sets is worth a word only to whom it hits."""
+    is_hit = isinstance(value, int) and value > high
+    return f"from {low} to {high}" if is_hit or low < 0 or high < MAX_INT else f"of at least {low}"
 
 
 def _in_range(value: object, low: float, high: float) -> bool:
@@ -179,7 +180,8 @@ class SamplingParams:
         for name, high in (("top_p", 1), ("repetition_penalty", 2)):
             value = getattr(self, name)
             _check(_in_range(value, 0, high) and value > 0, name, value, f"over 0, at most {high}")
-        _check(_is_int(self.top_k, -1), "top_k", self.top_k, "a whole number of at least 0")
+        rule = f"a whole number {_between(0, MAX_INT, self.top_k)}"
+        _check(_is_int(self.top_k, -1), "top_k", self.top_k, rule)
         for name, low, high in (
             ("max_tokens", 0, MAX_SEED),  # the engine cuts it to the context
             ("min_tokens", 0, MAX_INT),
@@ -193,7 +195,7 @@ class SamplingParams:
             value = getattr(self, name)
             is_off = value is None and name not in ("min_tokens", "n")
             ok = is_off or _is_int(value, low, high)
-            _check(ok, name, value, f"a whole number {_between(low, high)}")
+            _check(ok, name, value, f"a whole number {_between(low, high, value)}")
         if self.max_tokens is not None:
             fits = self.min_tokens <= self.max_tokens
             rule = f"at most max_tokens ({self.max_tokens})"

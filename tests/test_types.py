@@ -107,6 +107,18 @@ def test_values_that_contradict_each_other() -> None:
         SamplingParams(n=3, best_of=2)
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "min_tokens", "thinking_budget", "top_k", "n"])
+def test_a_number_that_is_too_large_is_told_the_bound(name: str) -> None:
+    """To say "at least 0" of it would not tell what is wrong."""
+    with pytest.raises(
+        InvalidParameterError, match=f"^{name} must be a whole number from [01] to "
+    ):
+        SamplingParams(**{name: 10**20})
+    if name != "n":
+        with pytest.raises(InvalidParameterError, match=f"^{name} must be .* at least 0, got -2"):
+            SamplingParams(**{name: -2})
+
+
 def test_collections_are_kept_as_tuples() -> None:
     params = SamplingParams(stop="END", stop_token_ids=[1, 2], bad_words=[[1, 2]])  # type: ignore[arg-type]
     assert params.stop == ("END",)
