@@ -24,6 +24,7 @@ from nvcli.text.unicode import repair_surrogates
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_DELIMITERS = ",;\t|"
 _VALUE_COLUMNS = frozenset(GENERATION_FIELDS) | {"raw"}
 _SUFFIXES = {
     ".jsonl": InputFormat.JSONL,
@@ -156,15 +157,27 @@ def _quick_json_row(line: int, data: bytes) -> Row:
 
 
 def find_prompt_column(columns: list[str], prompt_field: str | None) -> str:
-    """The column that holds the prompts. Raises `UsageError` naming those there are."""
+    """The column that holds the prompts. Raises `UsageError` naming those there are, where two that
+    are read have the same name, and where one seems to be several with another separator."""
+    read = _VALUE_COLUMNS | {"id", "system", prompt_field or "prompt"}
+    for name in columns:
+        if name in read and columns.count(name) > 1:
+            raise UsageError(f"two columns are called {name!r}", hint="Rename one.", param="column")
     if prompt_field is not None:
         if prompt_field in columns:
             return prompt_field
         problem = f"there is no column {prompt_field!r}"
     elif "prompt" in columns:
         return "prompt"
-    elif len(columns) == 1:
+    elif len(columns) == 1 and not set(columns[0]) & set(_DELIMITERS):
         return columns[0]
+    elif len(columns) == 1:
+        raise UsageError(
+            f"the only column is called {repair_surrogates(columns[0])!r}",
+            hint="Fields are separated by commas, in .tsv by tabs. Is it one column: name it "
+            "with --column.",
+            param="column",
+        )
     else:
         problem = "it is not clear which column holds the prompts"
     names = ", ".join(repair_surrogates(c) for c in columns[:20])

@@ -23,6 +23,8 @@ CHUNK_BYTES = 256 * 1024
 MAX_PIECE_BYTES = 4 * CHUNK_BYTES  # unpacked at once
 MAX_LINE_BYTES = 64 * 1024 * 1024  # a longer line costs one error record, not our memory
 BOM = b"\xef\xbb\xbf"
+# No UTF-8 begins so. UTF-32's mark begins with one of them.
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 # Frames that a zstd file may begin or end with and that hold no data (pzstd writes them).
@@ -49,12 +51,13 @@ class _Decompressor(Protocol):
 def open_chunks(path: str) -> Iterator[Iterator[bytes]]:
     """The unpacked bytes of a file, or of standard input for `-`.
 
-    Raises `UsageError` for a file that cannot be opened; reading raises `InputError`.
+    Raises `UsageError` for a file that cannot be opened; reading raises it for one in UTF-16, and
+    `InputError`.
     """
     name = "standard input" if path == "-" else path
     fd = 0 if path == "-" else _open(path)
     try:
-        yield _unpack(_read(fd, name), name)
+        yield _of_utf8(_unpack(_read(fd, name), name), name)
     finally:
         if path != "-":
             os.close(fd)
@@ -80,6 +83,23 @@ def _read(fd: int, name: str) -> Iterator[bytes]:
         if not chunk:
             return
         yield chunk
+
+
+def _of_utf8(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """The same bytes. Spreadsheets and PowerShell write UTF-16 behind a mark; its lines end inside
+    of characters, so that some would pass for prompts with zero bytes between the letters."""
+    head = b""
+    for chunk in chunks:
+        head += chunk
+        if len(head) > 1:
+            break
+    if head.startswith(_UTF16):
+        raise UsageError(
+            f"{name} is UTF-16, not UTF-8",
+            hint="Convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW",
+        )
+    yield head
+    yield from chunks
 
 
 def _unpack(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:

@@ -198,6 +198,28 @@ def test_csv_column(tmp_path: Path) -> None:
         rows(tmp_path, b"a,b\n1,2\n", "in.csv", prompt_field="c")
 
 
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [("in.csv", b"id;prompt"), ("in.csv", b"id\tprompt"), ("in.tsv", b"id,prompt")],
+)
+def test_one_column_that_seems_to_be_several(tmp_path: Path, name: str, header: bytes) -> None:
+    """A spreadsheet in a country of decimal commas separates by semicolons."""
+    data = header + b"\n1;hello\n"
+    with pytest.raises(UsageError, match="the only column is called"):
+        rows(tmp_path, data, name)
+    found = rows(tmp_path, data, name, prompt_field=header.decode())
+    assert found[0].value["prompt"] == "1;hello"
+
+
+@pytest.mark.parametrize("header", [b"prompt,prompt", b"prompt,id,id", b"prompt,n,x,n"])
+def test_two_columns_of_one_name_that_is_read(tmp_path: Path, header: bytes) -> None:
+    cells = b",".join([b"1"] * (header.count(b",") + 1))
+    with pytest.raises(UsageError, match="two columns are called"):
+        rows(tmp_path, header + b"\n" + cells + b"\n", "in.csv")
+    (row,) = rows(tmp_path, b"prompt,,\n" + b"hello,,\n", "in.csv")  # data may
+    assert row.value["prompt"] == "hello"
+
+
 def test_packed_formats_go_by_the_inner_name(tmp_path: Path) -> None:
     found = rows(tmp_path, gzip.compress(b"hello\n"), "in.txt.gz")
     assert found[0].value == {"prompt": "hello"}

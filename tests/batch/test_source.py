@@ -172,3 +172,25 @@ def test_unreadable_inputs(tmp_path: Path) -> None:
         secret.touch(mode=stat.S_IWUSR)
         with pytest.raises(UsageError, match="Permission denied"):
             read(secret)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_utf16_is_named_and_not_read_as_prompts_with_zero_bytes(
+    tmp_path: Path, encoding: str, *, is_packed: bool
+) -> None:
+    """What PowerShell's > and a spreadsheet's "Unicode text" write."""
+    mark = "\ufeff" if encoding == "utf-16-be" else ""  # the others write one themselves
+    data = f"{mark}prompt\nhello\n".encode(encoding)
+    path = tmp_path / "in.csv"
+    path.write_bytes(gzip.compress(data) if is_packed else data)
+    with open_chunks(str(path)) as chunks, pytest.raises(UsageError, match="is UTF-16, not UTF-8"):
+        list(chunks)
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b"\xff", b"\xff\xfd", b"\xef\xbb\xbfab"])
+def test_what_begins_otherwise_arrives_as_it_is(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "in.txt"
+    path.write_bytes(data)
+    with open_chunks(str(path)) as chunks:
+        assert b"".join(chunks) == data
