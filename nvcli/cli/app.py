@@ -17,7 +17,7 @@ from nvcli import __version__
 from nvcli.cli import batch, bench, chat, completion, doctor, models, options, serve, tokens
 from nvcli.cli.command import CONTEXT, ClickUsageError, Command, Group, Settings, settings_of
 from nvcli.cli.complaints import usage_error
-from nvcli.cli.console import ColorMode, print_text, report, silence
+from nvcli.cli.console import ColorMode, hold_closed_streams, print_text, report, silence
 from nvcli.cli.interrupts import end_on_signals
 from nvcli.errors import ClosedPipeError, InterruptedRunError, NvcliError, UsageError
 
@@ -86,6 +86,7 @@ def command_line() -> Any:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing but the code leaves it."""
     settings = Settings()
+    hold_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a C locale cannot hold every answer

@@ -23,7 +23,7 @@ from nvcli.cli.attach import attach as find_server
 from nvcli.cli.bundles import bundled
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.command import settings_of
-from nvcli.cli.console import print_text
+from nvcli.cli.console import check_standard_output, print_text
 from nvcli.cli.engine_options import EngineOptions, check_replicas, replicas_loader
 from nvcli.cli.prompt_input import text_or_file
 from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
@@ -179,6 +179,7 @@ def _output(path: Path | None) -> Path | None:
     """A link stands for its file: two runs with two names of it must meet at one lock, and a
     rewritten output must not take the link's place."""
     if path is None or str(path) in ("-", "/dev/stdout"):
+        check_standard_output()
         return None
     return path.resolve() if path.is_symlink() else path
 

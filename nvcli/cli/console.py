@@ -19,13 +19,13 @@ from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from nvcli.cli.interrupts import interrupts_never_lost
+from nvcli.errors import NvcliError
 from nvcli.repl.screen import Screen, repair, unbroken, visible
 from nvcli.repl.wrap import wrap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nvcli.errors import NvcliError
     from nvcli.types import RequestTimes, Usage
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -92,6 +92,30 @@ class _Closed(io.StringIO):
 
     def write(self, text: str) -> int:
         raise OSError(errno.EBADF, "it is closed")
+
+
+def hold_closed_streams() -> None:
+    """Give the standard streams that the parent closed back their numbers and objects.
+
+    Where a number is free, the next file that is opened gets it, and what a library says to
+    standard error would be written into that file. Python's own stand-in is None, which `print`
+    takes for standard output: an error would land among the answers, and an answer nowhere.
+    """
+    for fd, mode in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(fd)
+        except OSError:  # the lowest free number is this one; reading 0 and writing 1 still fail
+            os.open(os.devnull, mode)
+    if sys.stdout is None:
+        sys.stdout = _Closed()
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
+
+
+def check_standard_output() -> None:
+    """Raises `NvcliError` where it is closed: before a model is loaded for what it would take."""
+    if isinstance(sys.stdout, _Closed):
+        raise NvcliError("cannot write to standard output: it is closed")
 
 
 def print_text(text: str) -> None:

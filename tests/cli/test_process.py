@@ -47,6 +47,35 @@ def test_closed_stdin_counts_as_empty() -> None:
     assert (result.returncode, result.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize(
+    "words", ["chat x", "--version", "--help", "chat --help", "tokens x", "chat --show-config"]
+)
+def test_an_answer_that_nobody_can_get_is_no_success(words: str) -> None:
+    shell = f"{sys.executable} -m tests.repl.fake_chat plain {words} >&-"
+    result = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, check=False)
+    message = b"nvcli: cannot write to standard output: it is closed\n"
+    assert (result.returncode, result.stderr) == (1, message)
+
+
+def test_an_error_with_standard_error_closed_is_no_answer() -> None:
+    shell = f"{sys.executable} -m tests.repl.fake_chat plain chat x --bogus 2>&-"
+    result = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, check=False)
+    assert (result.returncode, result.stdout) == (2, b"")
+
+
+def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """What a library writes to standard error must not land in a file of ours."""
+    code = (
+        "import os\nfrom nvcli.cli.app import main\nmain(['--version'])\n"
+        f"fd = os.open({str(tmp_path / 'out')!r}, os.O_CREAT | os.O_WRONLY)\n"
+        "os._exit(fd)"
+    )
+    shell = f'{sys.executable} -c "$CODE" <&- >&- 2>&-'
+    environ = {**os.environ, "CODE": code}
+    result = subprocess.run(["bash", "-c", shell], cwd=ROOT, env=environ, check=False)
+    assert result.returncode > 2
+
+
 @pytest.mark.parametrize("unbuffered", [False, True])
 def test_closed_pipe_is_141_and_silent(unbuffered: bool) -> None:
     env = {**os.environ, "PYTHONUNBUFFERED": "1"} if unbuffered else None
