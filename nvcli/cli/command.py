@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from nvcli.cli import declare
 from nvcli.cli.complaints import FILES, VARIABLES, name_flag
 from nvcli.cli.console import ColorMode, make_screen, print_text
-from nvcli.cli.environment import more_flags, unknown_variables, variable_of
+from nvcli.cli.environment import check_switches, more_flags, unknown_variables, variable_of
 from nvcli.errors import UsageError, meant
 from nvcli.logs import configure_logging
 from nvcli.repl.screen import visible
@@ -144,6 +144,7 @@ class Command(HelpPages, TyperCommand):
             with _naming_command(ctx):
                 given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
             if not given.get("help"):
+                _check_given(self, ctx, given)
                 self._read_configuration(ctx, given)
                 more = more_flags(self, ctx, given)
                 ctx.meta[VARIABLES] = {name: variable for name, (_, variable) in more.items()}
@@ -157,9 +158,7 @@ class Command(HelpPages, TyperCommand):
         settings = settings_of(ctx)
         file = given.get("config") or settings.config
         profile = given.get("profile") or settings.profile
-        found = load_configuration(
-            self, ctx, config=Path(file) if file is not None else None, profile=profile
-        )
+        found = load_configuration(self, ctx, config=Path(file) if file else None, profile=profile)
         ctx.meta[FILES], ctx.default_map = found, found.values()
 
     def invoke(self, ctx: Any) -> Any:
@@ -184,6 +183,14 @@ class Command(HelpPages, TyperCommand):
             raise
 
 
+def _check_given(command: Any, ctx: Any, given: dict[str, Any]) -> None:
+    """What Typer says in words of its own, or takes for something else."""
+    for param in command.get_params(ctx):
+        flag = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
+        declare.check_file_name(param, given.get(param.name), flag)
+    check_switches(command, ctx, given)
+
+
 @contextlib.contextmanager
 def _naming_command(ctx: Any) -> Iterator[None]:
     """Some of the parser's complaints do not know where they stand; the hint names the command."""
@@ -197,6 +204,14 @@ def _naming_command(ctx: Any) -> Iterator[None]:
 
 class Group(HelpPages, TyperGroup):
     """The root: unknown commands get a suggestion."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            with _naming_command(ctx):
+                given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            if not given.get("help"):
+                _check_given(self, ctx, given)
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

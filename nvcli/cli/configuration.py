@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from nvcli.cli.declare import check_file_name
 from nvcli.cli.environment import variable_of
 from nvcli.errors import UsageError, meant
 from nvcli.paths import expand_user, home_folder, xdg_folder
@@ -86,7 +87,7 @@ def load_configuration(
         if content is None:
             continue
         found.files.append(name)
-        for table, place in _walk(content):
+        for table, place in _walk(content, name):
             _check_keys(table, place, name, known, is_foreign=is_foreign)
         own = content.get(PROFILE, {})
         profiles += own
@@ -140,7 +141,7 @@ def _read(path: Path, name: str, *, is_required: bool) -> dict[str, Any] | None:
             data = file.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
             raise UsageError(f"{name} is too large for a configuration", param="config")
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors write a mark before it
     except (FileNotFoundError, NotADirectoryError) as exc:
         if is_required:
             raise UsageError(f"cannot read {name}: there is no such file", param="config") from exc
@@ -152,15 +153,16 @@ def _read(path: Path, name: str, *, is_required: bool) -> dict[str, Any] | None:
         raise UsageError(f"{name} is no TOML file: {reason}", param="config") from exc
 
 
-def _walk(content: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _walk(content: Mapping[str, Any], file: str) -> Iterator[tuple[Mapping[str, Any], str]]:
     """The top and every profile, each with the place that messages name."""
     yield {k: v for k, v in content.items() if k != PROFILE}, ""
     profiles = content.get(PROFILE, {})
     if not isinstance(profiles, dict):
-        raise UsageError(f"{PROFILE} is a table", hint="Write [profile.NAME].")
+        raise UsageError(f"{file}: {PROFILE} is a table", hint="Write [profile.NAME].")
     for name, table in profiles.items():
         if not isinstance(table, dict):
-            raise UsageError(f"{PROFILE}.{name} is a table", hint=f"Write [profile.{name}].")
+            where = f"{PROFILE}.{name}"
+            raise UsageError(f"{file}: {where} is a table", hint=f"Write [{where}].")
         yield table, f"{PROFILE}.{name}"
 
 
@@ -179,8 +181,16 @@ def _check_keys(
             if key not in known:
                 hint = meant(key, known) or _NO_SUCH
                 raise UsageError(f"{file}: there is no command for [{where}]", hint=hint)
-            for inner in value:
+            for inner, held in value.items():
+                if isinstance(held, dict):
+                    raise UsageError(
+                        f"{file}: there is no table [{where}.{inner}]",
+                        hint=f"What [{where}] may hold are the options of nvcli {key}.",
+                    )
                 _check_key(inner, known[key], f"{file}, [{where}]", is_foreign=is_foreign)
+        elif key in known:  # no option is called like a command
+            where = ".".join(filter(None, (place, key)))
+            raise UsageError(f"{file}: {where} is a table", hint=f"Write [{where}].")
         else:
             where = f"{file}, [{place}]" if place else file
             _check_key(key, everywhere, where, is_foreign=is_foreign)
@@ -247,8 +257,11 @@ def _fit(param: Any, value: Any, ctx: Any, origin: str) -> Any:
     if is_switch:
         return value
     values = value if isinstance(value, list) else [value]
-    if len(values) != 1 and not param.multiple:
+    if isinstance(value, list) and not param.multiple:
         raise UsageError(f"{origin}: {key} takes one value", param=param.name)
+    if any(isinstance(v, bool | list | dict) for v in values):
+        raise UsageError(f"{origin}: {key} takes texts or numbers", param=param.name)
+    check_file_name(param, values, f"{origin}: {key}")
     texts = [str(expand_user(v)) if str(v).startswith("~/") else str(v) for v in values]
     given: Any = texts if param.multiple else int(texts[0]) if param.count else texts[0]
     try:

@@ -25,20 +25,34 @@ def more_flags(
 ) -> dict[str, tuple[list[str], str]]:
     """What Typer misses: name -> (arguments, variable). A flag that was `given` wins.
 
-    Raises `UsageError` for a switch that is set to neither yes nor no.
+    The values were looked at by `check_switches`.
     """
     found = {}
     for param, flag, variable in _variables(command, ctx):
-        text = os.environ.get(variable, "")
+        text = os.environ.get(variable, "").strip()
         if not text or given.get(param.name) or variable == _automatic(param, ctx):
             continue
         if not param.is_flag:
             found[param.name] = ([flag, text], variable)
-        elif text.lower() not in _WORDS:
-            raise UsageError(f"{variable} must be true or false, got {text!r}", param=param.name)
         elif _WORDS[text.lower()]:
             found[param.name] = ([flag], variable)
     return found
+
+
+def check_switches(command: Any, ctx: Any, given: Mapping[str, Any]) -> None:
+    """Raises `UsageError` naming a variable that sets a switch to neither yes nor no, in the same
+    words whether Typer reads it or `more_flags` does. A flag that was `given` wins."""
+    for param, _, variable in _variables(command, ctx):
+        if not param.is_flag and not param.count:
+            continue
+        for name in (param.envvar, variable):
+            text = os.environ.get(name, "").strip() if isinstance(name, str) else ""
+            if not text or given.get(param.name):
+                continue
+            if param.count and not text.isdecimal():
+                raise UsageError(f"{name} must be a whole number, got {text!r}", param=param.name)
+            if not param.count and text.lower() not in _WORDS:
+                raise UsageError(f"{name} must be true or false, got {text!r}", param=param.name)
 
 
 def unknown_variables(command: Any, ctx: Any) -> Iterator[str]:

@@ -56,6 +56,8 @@ def _is_ready(stream: TextIO) -> bool:
 
 def text_or_file(value: str, warn: Callable[[str], None]) -> str:
     """`TEXT`, or the contents of FILE for `@FILE`."""
+    if value == "@":
+        raise UsageError("@ names no file", hint="Write @FILE.")
     if value.startswith("@"):
         return read_file(Path(value[1:]), warn).rstrip("\n")
     return repair_argument(value, "the system prompt", warn)

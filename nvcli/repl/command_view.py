@@ -216,6 +216,8 @@ def schema(shell: Shell, arguments: str) -> None:
 
 def read_schema(text: str, warn: Callable[[str], None]) -> dict[str, object]:
     """A schema from a file, or written out. Raises `UsageError`."""
+    if not text.strip():
+        raise UsageError("the schema is empty", hint="Give a file or JSON.", param="schema")
     is_inline = text.lstrip().startswith(("{", "["))
     source = text if is_inline else read_file(expand_user(text), warn)
     try:

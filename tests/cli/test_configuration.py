@@ -112,7 +112,17 @@ def test_global_options_come_from_files_and_lose_to_flags(cli: Cli, folder: Path
         ("model = true", "./nvcli.toml: model cannot be true or false"),
         ("seed = [1, 2]", "./nvcli.toml: seed takes one value"),
         ("seed = ", "./nvcli.toml is no TOML file"),
-        ("profile = 1", "profile is a table"),
+        ("profile = 1", "./nvcli.toml: profile is a table. Write [profile.NAME]."),
+        ("profile.a = 1", "./nvcli.toml: profile.a is a table. Write [profile.a]."),
+        ("chat = 3", "./nvcli.toml: chat is a table. Write [chat]."),
+        ("[[chat]]\nseed = 3", "./nvcli.toml: chat is a table. Write [chat]."),
+        ("[profile.a]\nchat = 3", "./nvcli.toml: profile.a.chat is a table"),
+        ("[chat.seed]\nx = 3", "./nvcli.toml: there is no table [chat.seed]"),
+        ("[profile.a.bench.plan]\nseed = 3", "there is no table [profile.a.bench.plan]"),
+        ("seed = [1]", "./nvcli.toml: seed takes one value"),
+        ("stop = [['a']]", "./nvcli.toml: stop takes texts or numbers"),
+        ("stop = [true]", "./nvcli.toml: stop takes texts or numbers"),
+        ("file = ''", "./nvcli.toml: file: the name is empty"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_file(
@@ -123,6 +133,63 @@ def test_mistakes_are_one_line_that_names_the_file(
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert message in result.err
     assert cli.loads == []
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(cli: Cli, folder: Path) -> None:
+    (folder / "nvcli.toml").write_bytes(b"\xef\xbb\xbfseed = 4\n")
+    assert origins(cli("chat", "--show-config").out)["seed"] == ("4", "./nvcli.toml")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "rule"),
+    [
+        ("NVCLI_CHAT_JSON", "maybe", "true or false"),  # Typer reads this one
+        ("NVCLI_CHAT_NO_THINK", "maybe", "true or false"),  # and not this one
+        ("NVCLI_NO_HISTORY", "maybe", "true or false"),
+        ("NVCLI_DEBUG", "maybe", "true or false"),
+        ("NVCLI_CHAT_VERBOSE", "much", "a whole number"),
+    ],
+)
+def test_a_switch_that_a_variable_sets_to_neither(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, rule: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    result = cli("chat", "x")
+    assert (result.code, result.err) == (2, f"nvcli: {variable} must be {rule}, got {value!r}\n")
+    assert cli(*(["chat"] if variable != "NVCLI_DEBUG" else []), "--help").code == 0
+
+
+def test_a_flag_wins_over_a_variable_that_is_wrong(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVCLI_CHAT_JSON", "maybe")
+    assert cli("chat", "x", "--json").code == 0
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_an_empty_file_name_is_told_so_for_every_option_of_a_file(cli: Cli, place: str) -> None:
+    """`Path("")` is the folder one is in: "cannot read .: Is a directory" helps nobody."""
+    root = command_line()
+    seen = set()
+    for name, command in root.commands.items():
+        for param in root.params if place == "before" else command.params:
+            if param.metavar not in ("FILE", "PATH", "OUT", "FOLDER", "INPUT"):
+                continue
+            seen.add(param.name)
+            is_option = param.param_type_name == "option"
+            words = [max(param.opts, key=len), ""] if is_option else [""]
+            result = cli(*words, name) if place == "before" else cli(name, *words)
+            called = words[0] or param.metavar
+            assert (result.code, result.err.count("\n")) == (2, 1)
+            assert f"nvcli: {called}: the name is empty" in result.err
+    assert seen >= ({"log_file", "config"} if place == "before" else {"output", "file", "input"})
+
+
+@pytest.mark.parametrize("words", [("--system", "@"), ("--schema", "")])
+def test_a_text_that_should_name_a_file_and_does_not(cli: Cli, words: tuple[str, str]) -> None:
+    result = cli("chat", "x", *words)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "cannot read" not in result.err
 
 
 REFUSED = ["tools", "mcp", "api-key-file", "api_key_file", "attach", "log-file", "stats-json"]
