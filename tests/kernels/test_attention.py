@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -20,54 +19,9 @@ from nvcli.kernels import attention, flash_attention, reference
 from nvcli.kernels.attention import select_backend
 from nvcli.kernels.torch_attention import TorchAttention
 from nvcli.kernels.triton_attention import TritonAttention
-from nvcli.layers.forward_batch import ForwardBatch
-from tests.builders_torch import Rows, make_forward_batch
+from tests.kernels.paged_cases import make_case, reference_of
 
 CPU = torch.device("cpu")
-
-
-def make_case(
-    rows: list[tuple[int, int]],
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 8,
-    block_size: int = 4,
-    is_consecutive: bool = False,
-    heads_first: bool = False,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
-) -> tuple[Tensor, Tensor, Tensor, ForwardBatch]:
-    """rows: (tokens, keys). Slots that no row has written hold NaN."""
-    generator = torch.Generator().manual_seed(seed)
-    widths = [-(-keys // block_size) for _, keys in rows]
-    num_blocks = sum(widths) + 3
-    ids = list(range(num_blocks))
-    if not is_consecutive:
-        random.Random(seed).shuffle(ids)
-    shape = (num_blocks, block_size, kv_heads, head_dim)
-    k_cache, v_cache = (torch.full(shape, float("nan")) for _ in range(2))
-    made = []
-    for (tokens, keys), width in zip(rows, widths, strict=True):
-        blocks, ids = ids[:width], ids[width:]
-        for position in range(keys):
-            at = blocks[position // block_size], position % block_size
-            k_cache[at] = torch.randn(kv_heads, head_dim, generator=generator)
-            v_cache[at] = torch.randn(kv_heads, head_dim, generator=generator)
-        made.append(Rows([0] * tokens, keys - tokens, blocks))
-    total = sum(tokens for tokens, _ in rows)
-    q = torch.randn(total, heads, head_dim, generator=generator).to(dtype)
-    k_cache, v_cache = k_cache.to(dtype), v_cache.to(dtype)
-    if heads_first:
-        k_cache, v_cache = (
-            cache.transpose(1, 2).contiguous().transpose(1, 2) for cache in (k_cache, v_cache)
-        )
-    return q, k_cache, v_cache, make_forward_batch(made, [(k_cache, v_cache)])
-
-
-def reference_of(q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch, scale: float) -> Tensor:
-    tables = batch.gather_block_tables()
-    return reference.paged_attention(q, k, v, batch.cu_seqlens_q, batch.seq_lens, tables, scale)
 
 
 CASES: dict[str, list[tuple[int, int]]] = {
@@ -370,7 +324,7 @@ FIRST_CALL = """
 import sys
 import torch
 from nvcli.kernels.flash_attention import FlashAttention3
-from tests.kernels.test_attention import make_case
+from tests.kernels.paged_cases import make_case
 
 q, k, v, batch = make_case([(5, 5), (2, 9)])
 backend, before = FlashAttention3(), set(sys.modules)

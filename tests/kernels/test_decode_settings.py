@@ -13,10 +13,8 @@ import torch
 from nvcli.kernels import reference, tuned
 from nvcli.kernels.cuts import ATTENTION, Attention, Split
 from nvcli.kernels.torch_attention import TorchAttention
-from tests.kernels.test_attention import make_case, reference_of
+from tests.kernels.paged_cases import in_fp8, make_strided_case, on_device, reference_of
 from tests.kernels.test_early_keys import make
-from tests.kernels.test_fp8_cache import make_cache, make_scales
-from tests.kernels.test_triton_attention import to_cuda
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
 if TYPE_CHECKING:
@@ -183,25 +181,13 @@ def check(
     """Rows of these keys and two empty ones, many splits. Returns the result."""
     from nvcli.kernels.triton_attention import TritonAttention
 
-    num_heads, kv_heads, head_dim, block_size = heads
-    q, k, v, batch = make_case(
-        [(1, n) for n in keys],
-        heads=num_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        heads_first=True,
-        dtype=torch.float32 if has_fp8 else dtype,
-    )
-    q, scales = q.to(dtype), None
+    rows = [(1, n) for n in keys]
+    q, k, v, batch = make_strided_case(rows, heads, torch.float32 if has_fp8 else dtype)
+    scales = None
     if has_fp8:
-        scales = make_scales(kv_heads)
-        k, v = make_cache(k, scales[0]), make_cache(v, scales[1])
-    if device == "cuda":
-        q, batch = q.cuda(), to_cuda(batch)
-        scales = None if scales is None else scales.cuda()
-        k, v = (c.transpose(1, 2).contiguous().cuda().transpose(1, 2) for c in (k, v))
-    scale = head_dim**-0.5
+        k, v, scales = in_fp8(k, v)
+    q, k, v, batch, scales = on_device(device, q.to(dtype), k, v, batch, scales)
+    scale = heads[2] ** -0.5
     plain = TorchAttention().forward(q, k, v, batch, scale, scales)
     tables = batch.gather_block_tables()
     if has_fp8:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.test_attention import make_case
+from tests.kernels.paged_cases import make_strided_case, on_device
 from tests.kernels.test_row_kernels import randn
-from tests.kernels.test_triton_attention import CASES, CUDA_CASES, HEADS, to_cuda
+from tests.kernels.test_triton_attention import CASES, CUDA_CASES, HEADS
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
 # rows, columns, outputs
@@ -46,20 +46,8 @@ def check_attention(
     from nvcli.kernels.triton_attention import TritonAttention
     from nvcli.layers.forward_batch import ForwardBatch
 
-    num_heads, kv_heads, head_dim, block_size = heads
-    q, k, v, batch = make_case(
-        rows,
-        heads=num_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        heads_first=True,
-        dtype=dtype,
-    )
-    if device == "cuda":
-        q, batch = q.cuda(), to_cuda(batch)
-        k, v = (c.transpose(1, 2).contiguous().cuda().transpose(1, 2) for c in (k, v))
-    scale = head_dim**-0.5
+    q, k, v, batch, _ = on_device(device, *make_strided_case(rows, heads, dtype))
+    scale = heads[2] ** -0.5
     backend = TritonAttention(is_uniform=True)
     together = backend.forward(q, k, v, batch, scale)
     batch.plan = None

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from nvcli.kernels import reference
 from nvcli.kernels.torch_attention import TorchAttention
-from tests.kernels.test_attention import make_case
-from tests.kernels.test_fp8_cache import make_cache, make_scales
-from tests.kernels.test_triton_attention import to_cuda
+from tests.kernels.paged_cases import in_fp8, make_strided_case, on_device
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
 if TYPE_CHECKING:
@@ -106,16 +104,10 @@ def make(
     *,
     has_fp8: bool = False,
 ) -> Case:
-    num_heads, kv_heads, head_dim, block_size = heads
+    block_size = heads[3]
     real = [n for n in keys if n]
-    q, k, v, batch = make_case(
-        [(1, n) for n in real or [1]],
-        heads=num_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        heads_first=True,
-        dtype=torch.float32 if has_fp8 else dtype,
+    q, k, v, batch = make_strided_case(
+        [(1, n) for n in real or [1]], heads, torch.float32 if has_fp8 else dtype
     )
     q = torch.cat([q[: len(real)], q.new_full((len(keys) - len(real), *q.shape[1:]), float("nan"))])
     starts = [max(n - 1, 0) for n in keys]
@@ -129,8 +121,7 @@ def make(
     ]
     scales = None
     if has_fp8:
-        scales = make_scales(kv_heads)
-        k, v = make_cache(k, scales[0]), make_cache(v, scales[1])
+        k, v, scales = in_fp8(k, v)
     batch = dataclasses.replace(
         batch,
         cu_seqlens_q=torch.arange(len(keys) + 1, dtype=torch.int32),
@@ -143,12 +134,7 @@ def make(
         is_padded=True,
         is_decode=True,
     )
-    q = q.to(dtype)
-    if device == "cuda":
-        q, batch = q.cuda(), to_cuda(batch)
-        scales = None if scales is None else scales.cuda()
-        k, v = (c.transpose(1, 2).contiguous().cuda().transpose(1, 2) for c in (k, v))
-    return Case(q, k, v, batch, scales, newest)
+    return Case(*on_device(device, q.to(dtype), k, v, batch, scales), newest)
 
 
 # --- in the interpreter --------------------------------------------------------------------------

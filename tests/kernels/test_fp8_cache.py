@@ -9,25 +9,18 @@ from torch import Tensor
 from nvcli.engine.kv_cache import fp8_scales
 from nvcli.kernels import cpu, reference
 from nvcli.kernels.torch_attention import TorchAttention
-from tests.kernels.test_attention import make_case
+from tests.kernels.paged_cases import (
+    FP8,
+    in_fp8,
+    make_cache,
+    make_case,
+    make_scales,
+    make_strided_case,
+    on_device,
+)
 from tests.kernels.test_row_kernels import randn
-from tests.kernels.test_triton_attention import CASES, CUDA_CASES, CUDA_HEADS, HEADS, to_cuda
+from tests.kernels.test_triton_attention import CASES, CUDA_CASES, CUDA_HEADS, HEADS
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
-
-FP8 = torch.float8_e4m3fn
-
-
-def make_scales(kv_heads: int, device: str = "cpu") -> Tensor:
-    """[2, Hk]: powers of two, each its own, some of which leave values below 2**-6."""
-    exponents = torch.arange(2 * kv_heads, device=device).view(2, kv_heads) % 9 - 6
-    return torch.exp2(exponents.float())
-
-
-def make_cache(cache: Tensor, scales: Tensor) -> Tensor:
-    """A cache [N, P, Hk, D] in fp8, in the same layout; NaN stays NaN."""
-    bits = reference.quantise(cache.transpose(1, 2).transpose(1, 2), scales)
-    out = torch.empty_like(cache, dtype=torch.uint8)
-    return out.copy_(torch.where(cache.isnan(), 0x7F, bits)).view(FP8)
 
 
 def values_of(cache: Tensor, scales: Tensor) -> Tensor:
@@ -146,21 +139,10 @@ def check_attention(
 ) -> None:
     from nvcli.kernels.triton_attention import TritonAttention
 
-    num_heads, kv_heads, head_dim, block_size = heads
-    q, k, v, batch = make_case(
-        rows,
-        heads=num_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        heads_first=True,
-    )
-    scales, q = make_scales(kv_heads), q.to(dtype)
-    k8, v8 = make_cache(k, scales[0]), make_cache(v, scales[1])
-    if device == "cuda":
-        q, batch, scales = q.cuda(), to_cuda(batch), scales.cuda()
-        k8, v8 = (c.transpose(1, 2).contiguous().cuda().transpose(1, 2) for c in (k8, v8))
-    scale = head_dim**-0.5
+    q, k, v, batch = make_strided_case(rows, heads, torch.float32)
+    k8, v8, scales = in_fp8(k, v)
+    q, k8, v8, batch, scales = on_device(device, q.to(dtype), k8, v8, batch, scales)
+    scale = heads[2] ** -0.5
     backend = TritonAttention()
     got = backend.forward(q, k8, v8, batch, scale, scales)
     again = backend.forward(q, k8, v8, batch, scale, scales)

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from nvcli.layers.forward_batch import ForwardBatch
 from tests.builders_torch import Rows, make_forward_batch
-from tests.kernels.test_attention import reference_of
-from tests.kernels.test_fp8_cache import make_cache, make_scales
-from tests.kernels.test_triton_attention import to_cuda
+from tests.kernels.paged_cases import in_fp8, on_device, reference_of
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
 # A row: the prefix it begins with ("" for none; "ab" begins with "a"), keys of its own, its tokens.
@@ -142,12 +140,8 @@ def check(
     q, k, v, batch = make_case(*case, heads, dtype)
     scales = None
     if has_fp8:
-        scales = make_scales(heads[1])
-        k, v = make_cache(k, scales[0]), make_cache(v, scales[1])
-    if device == "cuda":
-        q, batch = q.cuda(), to_cuda(batch)
-        k, v = (c.transpose(1, 2).contiguous().cuda().transpose(1, 2) for c in (k, v))
-        scales = None if scales is None else scales.cuda()
+        k, v, scales = in_fp8(k, v)
+    q, k, v, batch, scales = on_device(device, q, k, v, batch, scales)
     args = (0.3 if has_fp8 else heads[2] ** -0.5, scales)
     backend = backend_for(device)
     with small_savings():
@@ -209,8 +203,7 @@ def check_padding(dtype: torch.dtype, device: str) -> None:
     """Rows without keys come out as zeros, the others as in a step without them."""
     heads = HEADS[0]
     q, k, v, batch = make_case(*CASES["groups and rows alone"], heads, dtype)
-    if device == "cuda":
-        q, k, v, batch = q.cuda(), k.cuda(), v.cuda(), to_cuda(batch)
+    q, k, v, batch, _ = on_device(device, q, k, v, batch)
     backend, num_rows = backend_for(device), len(batch.query_lens)
     with small_savings():
         captured = as_captured(backend, batch, heads)

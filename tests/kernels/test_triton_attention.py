@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from nvcli.layers.forward_batch import ForwardBatch
-from tests.kernels.test_attention import make_case, reference_of
+from tests.kernels.paged_cases import make_case, make_strided_case, on_device, reference_of
 from tests.kernels.triton_testing import assert_as_good_as_torch, needs_triton, run_in_interpreter
 
 # rows as (tokens, keys)
@@ -38,15 +37,6 @@ CUDA_HEADS = [
 ]
 
 
-def to_cuda(batch: ForwardBatch) -> ForwardBatch:
-    tensors = {
-        field.name: value.cuda()
-        for field in dataclasses.fields(batch)
-        if isinstance(value := getattr(batch, field.name), torch.Tensor)
-    }
-    return dataclasses.replace(batch, **tensors)
-
-
 def check(
     rows: list[tuple[int, int]],
     heads: tuple[int, int, int, int],
@@ -58,20 +48,8 @@ def check(
     from nvcli.kernels.torch_attention import TorchAttention
     from nvcli.kernels.triton_attention import TritonAttention
 
-    num_heads, kv_heads, head_dim, block_size = heads
-    q, k, v, batch = make_case(
-        rows,
-        heads=num_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        block_size=block_size,
-        heads_first=True,
-        dtype=dtype,
-    )
-    if device == "cuda":
-        q, batch = q.cuda(), to_cuda(batch)
-        k, v = (c.transpose(1, 2).contiguous().cuda().transpose(1, 2) for c in (k, v))
-    scale = head_dim**-0.5
+    q, k, v, batch, _ = on_device(device, *make_strided_case(rows, heads, dtype))
+    scale = heads[2] ** -0.5
     backend = TritonAttention()
     batch.is_padded = is_padded
     got = backend.forward(q, k, v, batch, scale)
@@ -88,9 +66,8 @@ def check_padding(dtype: torch.dtype, device: str) -> None:
     """Rows without keys and tokens without a row come out as zeros, the others unchanged."""
     from nvcli.kernels.triton_attention import TritonAttention
 
-    q, k, v, batch = make_case([(1, 70), (1, 9)], head_dim=32, heads_first=True, dtype=dtype)
-    if device == "cuda":
-        q, k, v, batch = q.cuda(), k.cuda(), v.cuda(), to_cuda(batch)
+    case = make_case([(1, 70), (1, 9)], head_dim=32, heads_first=True, dtype=dtype)
+    q, k, v, batch, _ = on_device(device, *case)
     want = TritonAttention().forward(q, k, v, batch, 0.2)
     zeros = torch.zeros(2, dtype=torch.int32, device=device)
     padded = dataclasses.replace(
@@ -113,9 +90,8 @@ def check_padding(dtype: torch.dtype, device: str) -> None:
     assert torch.equal(got[:2], want)
     assert torch.equal(got[2:], torch.zeros_like(got[2:]))
     # as many tokens as rows, and yet not all rows are one token
-    q, k, v, batch = make_case([(2, 70), (1, 9)], head_dim=32, heads_first=True, dtype=dtype)
-    if device == "cuda":
-        q, k, v, batch = q.cuda(), k.cuda(), v.cuda(), to_cuda(batch)
+    case = make_case([(2, 70), (1, 9)], head_dim=32, heads_first=True, dtype=dtype)
+    q, k, v, batch, _ = on_device(device, *case)
     want = TritonAttention().forward(q, k, v, batch, 0.2)
     padded = dataclasses.replace(
         batch,
