@@ -41,6 +41,14 @@ def until(condition: Callable[[], T], what: str = "", *, pause_s: float = 0.01) 
     return value
 
 
+def is_running(pid: int) -> bool:
+    """False for a zombie too: it ended, and nobody has waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def run_command(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:
     """`command` to its end, with what it said. `more` is for `subprocess.run`."""
     more = {"timeout": PATIENCE_S, "check": False, **more}

@@ -9,7 +9,6 @@ import runpy
 import shlex
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from benchmarks import campaign
 from benchmarks.campaign import CAMPAIGNS, Gpus, Job, Lane, run_lane, show
-from tests.waiting import limits
+from tests.waiting import is_running, limits
 
 ROOT = Path(campaign.__file__).parent.parent
 JOBS = {job.name: job for lanes in CAMPAIGNS.values() for lane in lanes for job in lane.jobs}
@@ -49,13 +48,6 @@ def test_every_command_line_is_understood(job: Job, monkeypatch: pytest.MonkeyPa
         runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def is_gone(pid: int) -> bool:
-    with suppress(FileNotFoundError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rpartition(")")[2].split()[0] == "Z"  # dead, and nobody asked
-    return True
-
-
 def test_a_job_ends_at_its_limit_with_its_children(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +72,7 @@ def test_a_job_ends_at_its_limit_with_its_children(
     assert "after: exit 0" in printed
     assert "Namespaces are one honking great idea" in printed
     assert "late: left out, no time" in printed
-    assert is_gone(int(printed.split("child ")[1].split()[0]))
+    assert not is_running(int(printed.split("child ")[1].split()[0]))
     log = (tmp_path / "results" / "campaign.log").read_text()
     assert log.startswith("===== stuck: python -m stuck")
     assert "===== after" in log

@@ -94,13 +94,6 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def stream_chat(client: httpx.Client, text: str, **fields: Any) -> tuple[str, str | None]:
     """A greedy answer, streamed to its end, and its finish reason. Any error fails."""
     body = {

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from nvcli.models.resolve import resolve_model
-from tests.cluster.serving import ServeProcess, descendants, is_running, metric, stream_chat
-from tests.waiting import PATIENCE_S, until
+from tests.cluster.serving import ServeProcess, descendants, metric, stream_chat
+from tests.waiting import PATIENCE_S, is_running, until
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'nvcli[ray]'")

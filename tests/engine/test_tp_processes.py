@@ -21,7 +21,7 @@ from nvcli.errors import EngineClosedError, NvcliError, UsageError, WeightsError
 from nvcli.types import FinishReason
 from tests.engine.short_sums import LibrarySums
 from tests.tiny import write_tensors, write_tiny_checkpoint
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, is_running, until
 
 pytestmark = pytest.mark.torch
 
@@ -44,14 +44,6 @@ def worker_pids(llm: LLM) -> list[int]:
     return [process.pid for process in llm._runner._workers._processes.values()]
 
 
-def is_alive(pid: int) -> bool:
-    """Also false for a process that ended and that nobody has waited for yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_text_equals_that_of_one_process_and_two_engines_get_along() -> None:
     prompts = ["What is 3+4?", "Say hello.", "Name a colour."]
     with (
@@ -66,7 +58,7 @@ def test_text_equals_that_of_one_process_and_two_engines_get_along() -> None:
             streams = [llm.stream(prompt, GREEDY, enable_thinking=False) for llm in (first, second)]
             for stream in streams:
                 assert "".join(output.text for output in stream) == expected
-    assert not any(map(is_alive, pids))
+    assert not any(map(is_running, pids))
 
 
 def test_a_killed_worker_is_one_error_and_nothing_is_left(
@@ -85,7 +77,7 @@ def test_a_killed_worker_is_one_error_and_nothing_is_left(
         last = list(stream)[-1]
         assert last.finish_reason is FinishReason.ERROR
         assert last.error == "the engine stopped: the process of rank 2 of 3 was ended by SIGKILL"
-    until(lambda: not any(map(is_alive, pids)), "all workers have ended")
+    until(lambda: not any(map(is_running, pids)), "all workers have ended")
     with pytest.raises(EngineClosedError, match="rank 2 of 3 was ended by SIGKILL"):
         llm.stream([5], GREEDY)
     llm.close()
@@ -105,7 +97,7 @@ def test_a_rank_that_waited_too_long_is_one_error() -> None:
     last = list(stream)[-1]
     assert last.finish_reason is FinishReason.ERROR
     assert last.error == "the engine stopped: rank 0 of 2 waited too long for another"
-    until(lambda: not any(map(is_alive, pids)))
+    until(lambda: not any(map(is_running, pids)))
     llm.close()
     assert sums.calls[-1] == "close"
     assert "stop" in sums.calls[:-1]
@@ -122,7 +114,7 @@ def test_an_engine_whose_rank_stands_still_can_be_closed(monkeypatch: pytest.Mon
     os.kill(pids[0], signal.SIGSTOP)
     llm.close()
     assert [output.finish_reason for output in stream][-1] is FinishReason.ERROR
-    assert not any(map(is_alive, pids))
+    assert not any(map(is_running, pids))
 
 
 def test_a_step_without_an_end_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +132,7 @@ def test_a_step_without_an_end_is_one_error(monkeypatch: pytest.MonkeyPatch) -> 
     waiting.deadline = 0.0
     last = list(stream)[-1]
     assert last.error == "the engine stopped: a step does not come to an end"
-    until(lambda: not any(map(is_alive, pids)))
+    until(lambda: not any(map(is_running, pids)))
     llm.close()
 
 
@@ -160,7 +152,7 @@ def test_ctrl_c_while_loading_waits_for_no_worker(monkeypatch: pytest.MonkeyPatc
         LLM(device="cpu", tensor_parallel_size=2)
     started = set(found) - before
     assert started
-    assert not any(map(is_alive, started))
+    assert not any(map(is_running, started))
 
 
 def test_a_worker_that_dies_while_nothing_runs_is_noticed() -> None:
@@ -194,14 +186,14 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
     assert pids
-    assert all(map(is_alive, pids))
+    assert all(map(is_running, pids))
     if sys.platform == "linux":
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    until(lambda: not any(map(is_alive, pids)), "the workers end with their parent")
+    until(lambda: not any(map(is_running, pids)), "the workers end with their parent")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

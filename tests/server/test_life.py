@@ -22,7 +22,7 @@ import pytest
 
 from tests.server import test_mcp as mcp
 from tests.server.conftest import DEFAULTS, parse_events
-from tests.waiting import PATIENCE_S, run_command, until
+from tests.waiting import PATIENCE_S, is_running, run_command, until
 
 CHAT = "/v1/chat/completions"
 
@@ -256,13 +256,6 @@ def children_of(pid: int) -> list[int]:
             if fields[0] != "Z" and int(fields[1]) == pid:
                 found.append(int(path.parent.name))
     return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -14,7 +14,7 @@ from nvcli.errors import UsageError
 from nvcli.paths import module_environment
 from nvcli.tools import Toolbox
 from nvcli.tools.functions import FunctionTools
-from tests.waiting import PATIENCE_S, limits, until
+from tests.waiting import PATIENCE_S, is_running, limits, until
 
 TOOLS = '''
 import os, subprocess, sys, time
@@ -72,16 +72,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def is_alive(pid: int) -> bool:
-    """A zombie that nobody has waited for is dead."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def wait_dead(pid: int) -> None:
-    until(lambda: not is_alive(pid), f"{pid} is dead")
+    until(lambda: not is_running(pid), f"{pid} is dead")
 
 
 def test_standard_input_is_empty(file: Path) -> None:
