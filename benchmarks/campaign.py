@@ -30,9 +30,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.rows import RESULTS
+from benchmarks.stopwatch import elapsed_s, say
 
 PYTEST = "pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib --maxfail=12 --tb=short"
-START = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def run_lane(lane: Lane, gpus: Gpus, folder: Path, seconds: float) -> None:
 
 def run_job(job: Job, gpus: list[str], folder: Path, seconds: float) -> None:
     """Run to its end or its limit; what it started ends with it."""
-    left = seconds - (time.monotonic() - START)
+    left = seconds - elapsed_s()
     if left < 5:
         say(f"{job.name}: left out, no time")
         return
@@ -252,10 +252,6 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):  # all gone by themselves
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def say(text: str) -> None:
-    print(f"[{time.monotonic() - START:5.0f} s] {text}", flush=True)
 
 
 def show(jobs: list[Job], folder: Path, results: Path) -> None:

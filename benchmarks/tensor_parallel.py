@@ -21,7 +21,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from benchmarks import all_reduce
 from benchmarks.engine.__main__ import HEADLINES, run_worker
 from benchmarks.engine.workloads import write_shape
 from benchmarks.rows import write_row
+from benchmarks.stopwatch import say
 
 STAGES = ("equal", "reduce", "speed")
 QUESTIONS = (
@@ -42,11 +42,6 @@ QUESTIONS = (
     "What is 12-5?",
     "Write one sentence about the sea.",
 )
-START = time.perf_counter()
-
-
-def say(text: str) -> None:
-    print(f"[{time.perf_counter() - START:6.1f} s] {text}", flush=True)
 
 
 # --- equal ---------------------------------------------------------------------------------------

@@ -24,14 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.stopwatch import say
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-START = time.perf_counter()
-
-
-def say(text: str) -> None:
-    print(f"[{time.perf_counter() - START:6.1f} s] {text}", flush=True)
 
 
 def attempt(name: str, check: Callable[[], Any]) -> Any:

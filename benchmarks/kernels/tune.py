@@ -15,7 +15,6 @@ Prints what was found as it is found, then the table with it, and appends a row 
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ from benchmarks.kernels.tune_products import (
     places,
 )
 from benchmarks.rows import write_row
+from benchmarks.stopwatch import elapsed_s, say
 from nvcli.kernels import tuned
 
 if TYPE_CHECKING:
@@ -40,11 +40,6 @@ if TYPE_CHECKING:
 
 ROTATED_BYTES = 1 << 30  # several times the L2 cache
 MIN_LAYERS = 3
-START = time.monotonic()
-
-
-def say(text: str) -> None:
-    print(f"[{time.monotonic() - START:5.1f} s] {text}", flush=True)
 
 
 def tune_products(
@@ -118,7 +113,7 @@ def main() -> None:
     device = torch.device("cuda", 0)
 
     def is_time_left() -> bool:
-        return time.monotonic() - START < args.seconds
+        return elapsed_s() < args.seconds
 
     attention = None
     with torch.inference_mode():

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from ctypes import byref, c_int, c_size_t, c_uint32, c_uint64, c_void_p, sizeof
 from pathlib import Path
 from statistics import median
@@ -29,6 +28,7 @@ from benchmarks.engine.workloads import SHAPES
 from benchmarks.kernels.table import Shape, package_table, table_text, with_algorithms
 from benchmarks.kernels.tune_products import DTYPE, Place, places
 from benchmarks.rows import write_row
+from benchmarks.stopwatch import elapsed_s, say
 from nvcli.engine.buckets import decode_buckets
 from nvcli.kernels import cublaslt, library, tuned
 from nvcli.kernels.cublaslt import Algorithm, Problem
@@ -57,11 +57,6 @@ MOST_GUESSES = 64
 PREFERENCE_WORKSPACE, PREFERENCE_REDUCTIONS = 1, 3  # cublasLtMatmulPreferenceAttributes_t
 ANY_REDUCTION, NO_REDUCTION = 0xF, 0
 Graph = torch.cuda.CUDAGraph
-START = time.monotonic()
-
-
-def say(text: str) -> None:
-    print(f"[{time.monotonic() - START:5.1f} s] {text}", flush=True)
 
 
 def guesses(problem: Problem) -> Iterator[Algorithm]:
@@ -310,7 +305,7 @@ def main() -> None:
     found: dict[Shape, list[dict[str, Any]]] = {}
     with torch.inference_mode():
         for place in shapes.values():
-            if time.monotonic() - START > options.seconds:
+            if elapsed_s() > options.seconds:
                 say(f"no time for {place.name} {place.weight_shape}: it keeps its entries")
                 continue
             number = max(2, min(12, ROTATED_BYTES // place.num_bytes + 1))

@@ -8,7 +8,6 @@ import argparse
 import runpy
 import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from benchmarks import campaign
 from benchmarks.campaign import CAMPAIGNS, Gpus, Job, Lane, run_lane, show
+from benchmarks.stopwatch import elapsed_s
 from tests.waiting import is_running, limits
 
 ROOT = Path(campaign.__file__).parent.parent
@@ -58,7 +58,7 @@ def test_a_job_ends_at_its_limit_with_its_children(
         "time.sleep(600)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    now = time.monotonic() - campaign.START
+    now = elapsed_s()
     for limit in limits(1.0):
         jobs = [Job("stuck", "stuck", limit_s=limit), Job("after", "this"), Job("late", "this")]
         run_lane(Lane(jobs[:1]), Gpus(["0"]), tmp_path, now + 3600)
@@ -82,7 +82,7 @@ def test_jobs_have_a_folder_in_common(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "told.py").write_text("import os, sys; print(sys.argv[1:], os.environ['TABLE'])")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = Job("told", "told --write $CAMPAIGN/a", env={"TABLE": "$CAMPAIGN/b"})
-    run_lane(Lane([job]), Gpus(["0"]), tmp_path, time.monotonic() - campaign.START + 3600)
+    run_lane(Lane([job]), Gpus(["0"]), tmp_path, elapsed_s() + 3600)
     assert (tmp_path / "told").read_text() == f"['--write', '{tmp_path}/a'] {tmp_path}/b\n"
 
 
