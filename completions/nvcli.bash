@@ -66,7 +66,7 @@ _nvcli() {
             esac ;;
         "serve")
             options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --replicas --ray-address --host --port --uds --ready-file --api-key-file --cors-origin --allowed-host --mcp --mcp-allow --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
-            kind=argument:free
+            kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;

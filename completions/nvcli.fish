@@ -151,6 +151,7 @@ complete -c nvcli -n '__nvcli_at '\''batch'\''' -l config -r -F -d 'Read this fi
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l profile -x -a '(nvcli completion --values profiles)' -d 'Use the [profile.NAME] tables of the configuration.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -l show-config -d 'After a command'\''s name: print each value and where it came from.'
 complete -c nvcli -n '__nvcli_at '\''batch'\''' -s h -l help -d 'Show this message and exit.'
+complete -c nvcli -n '__nvcli_at '\''serve'\''' -a '(nvcli completion --values models; __fish_complete_directories)'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -s m -l model -x -a '(nvcli completion --values models; __fish_complete_directories)' -d 'A local folder or a Hugging Face id; without it the built-in demo model.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l device -x -a 'auto cuda cpu' -d 'Where to run; auto takes CUDA when a device is there.'
 complete -c nvcli -n '__nvcli_at '\''serve'\''' -l dtype -x -a 'auto float32 float16 bfloat16' -d 'auto, float32, float16 or bfloat16; auto: float32 on the CPU, 16 bits on CUDA.'

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import platform
+import re
 import resource
 import time
 from datetime import UTC, datetime
@@ -43,8 +44,9 @@ DATASHEET = {
 
 
 def longest_fit(name: str, table: Collection[str]) -> str | None:
-    """The longest key that is part of a device's name."""
-    return max((key for key in table if key.lower() in name.lower()), key=len, default=None)
+    """The longest key that is part of a device's name and ends with a word: an L40 is no L4."""
+    found = (key for key in table if re.search(rf"{re.escape(key)}(?![a-z0-9])", name, re.I))
+    return max(found, key=len, default=None)
 
 
 def known_gpu(name: str) -> Hardware | None:

@@ -89,7 +89,7 @@ def batch(
     """
     settings = settings_of(ctx)
     screen = settings.screen()
-    config = engine.config(engine.model or DEFAULT_MODEL)
+    config = engine.config()
     sampling = check_sampling(drawn.given())
     sampling.pop("seed", None)  # of the run: each record gets its own from it
     chosen = BatchOptions(

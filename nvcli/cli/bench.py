@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from nvcli.cli import bench_load, bench_plan, bench_report
+from nvcli.cli import bench_load, bench_plan, bench_report, engine_options
 from nvcli.cli import bench_options as opts
 from nvcli.cli.bench_bundles import OutputOptions, WorkloadOptions  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, check_warmup, finish, loaded, stored_run
 from nvcli.cli.bundles import bundled
 from nvcli.cli.command import Command, Group, settings_of, typed_names
-from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
+from nvcli.cli.engine_options import EngineOptions, one_model
 from nvcli.errors import UsageError
 
 EXAMPLES = """\
@@ -86,7 +86,7 @@ def latency(
     ctx: typer.Context,
     *,
     engine: EngineOptions,
-    model_argument: opts.ModelArg = None,
+    model_argument: engine_options.ModelArg = None,
     repeat: opts.RepeatOpt = 5,
     seed: opts.BenchSeedOpt = 0,
     output: OutputOptions,
@@ -101,7 +101,7 @@ def latency(
     from nvcli.bench.offline import run_latency
 
     with stored_run() as path:
-        with loaded(engine.config(model_argument), screen) as model:
+        with loaded(engine.config(one_model(ctx, model_argument, engine.model)), screen) as model:
             was_interrupted = run_latency(
                 model, repeats=repeat, seed=seed, progress=screen.note, path=path
             )
@@ -114,7 +114,7 @@ def throughput(
     ctx: typer.Context,
     *,
     engine: EngineOptions,
-    model_argument: opts.ModelArg = None,
+    model_argument: engine_options.ModelArg = None,
     concurrency: opts.ConcurrencyOpt = None,
     requests: opts.RequestsOpt = None,
     duration: opts.DurationOpt = None,
@@ -139,7 +139,7 @@ def throughput(
     from nvcli.bench.precision import LONGEST_S
 
     with stored_run() as path:
-        with loaded(engine.config(model_argument), screen) as model:
+        with loaded(engine.config(one_model(ctx, model_argument, engine.model)), screen) as model:
             if requests is None and duration is None:
                 if until_ci is None:
                     requests = 64 if model.device == "cpu" else 512

@@ -69,7 +69,6 @@ def _parse_numbers(text: str) -> list[int]:
     return values
 
 
-ModelArg = Annotated[str | None, argument("MODEL", "As -m: a folder or a Hugging Face id.")]
 ConcurrencyOpt = Annotated[
     int | None, option(LOAD, "-c, --concurrency N", "Closed loop: so many requests at once.", INT)
 ]

@@ -9,7 +9,9 @@ from nvcli.cli import engine_options  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, print_lines
 from nvcli.cli.command import settings_of
 from nvcli.cli.console import print_text
-from nvcli.config import DEFAULT_MODEL
+from nvcli.cli.engine_options import one_model
+from nvcli.config import EngineConfig
+from nvcli.errors import UsageError
 
 EXAMPLES = """\
 nvcli bench plan Qwen/Qwen3-8B --in-len 1024 --out-len 256 --rate 10
@@ -20,7 +22,7 @@ nvcli bench plan --explain                          the same in words"""
 
 def plan(
     ctx: typer.Context,
-    model_argument: opts.ModelArg = None,
+    model_argument: engine_options.ModelArg = None,
     model: engine_options.ModelOpt = None,
     device: engine_options.DeviceOpt = None,
     dtype: engine_options.DTypeOpt = None,
@@ -46,18 +48,30 @@ def plan(
         tensor_parallel_size=tensor_parallel_size,
         replicas=replicas,
     )
+    if arrival is not None and rate is None:
+        raise UsageError("--arrival is for an open loop; give --rate", param="arrival")
+    if gpu is not None and device not in (None, "auto"):
+        raise UsageError("--gpu and --device contradict each other", hint="Leave one out.")
+    config = EngineConfig.from_options(
+        model=one_model(ctx, model_argument, model),
+        device=device,
+        dtype=dtype,
+        memory_utilization=gpu_memory_utilization,
+        max_num_seqs=max_num_seqs,
+        tensor_parallel_size=tensor_parallel_size,
+    )
     from nvcli.bench import plan as planning
     from nvcli.bench.planner import make_plan
     from nvcli.bench.record import dump
 
     found = make_plan(
-        model_argument or model or DEFAULT_MODEL,
+        config.model,
         gpu=gpu,
         device=device,
         dtype=dtype,
-        share=gpu_memory_utilization,
-        slots=max_num_seqs,
-        tensor_parallel_size=tensor_parallel_size or 1,
+        share=config.memory_utilization,
+        slots=config.max_num_seqs,
+        tensor_parallel_size=config.tensor_parallel_size,
         replicas=replicas,
         n_in=round(in_len.mean) if in_len else 128,
         lens=in_len.typical if in_len else (),

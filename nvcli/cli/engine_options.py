@@ -8,15 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from nvcli.cli.declare import CLUSTER, FLOAT, INT, LENGTH, MODEL, option
-from nvcli.config import DEFAULT_MODEL, EngineConfig
+from nvcli.cli.command import typed_names
+from nvcli.cli.declare import CLUSTER, FLOAT, INT, LENGTH, MODEL, argument, option
+from nvcli.config import EngineConfig
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import typer
+
     from nvcli.cluster.replicated_engine import ReplicatedEngine
 
+ModelArg = Annotated[str | None, argument("MODEL", "As -m: a folder or a Hugging Face id.")]
 ModelOpt = Annotated[
     str | None,
     option(
@@ -150,9 +154,19 @@ class EngineOptions:
         return {k: v for k, v in values.items() if v is not None and v is not False}
 
     def config(self, model: str | None = None) -> EngineConfig:
-        return EngineConfig.from_options(
-            **{"model": DEFAULT_MODEL, **self.given(), **({"model": model} if model else {})}
-        )
+        """`model` in place of --model. An empty name is one that was given."""
+        chosen = self.model if model is None else model
+        return EngineConfig.from_options(**{**self.given(), "model": chosen})
+
+
+def one_model(ctx: typer.Context, argument: str | None, option: str | None) -> str | None:
+    """The model that MODEL or --model names; MODEL wins over a file and the environment.
+
+    Raises `UsageError` where the command line names two.
+    """
+    if argument not in (None, option) and "model" in typed_names(ctx):
+        raise UsageError("MODEL and --model name two models", hint="Leave one out.")
+    return option if argument is None else argument
 
 
 def check_replicas(replicas: int | None, ray_address: str | None) -> None:

@@ -13,7 +13,7 @@ from nvcli.cli import engine_options
 from nvcli.cli import serve_options as opts
 from nvcli.cli.bundles import bundled
 from nvcli.cli.command import settings_of
-from nvcli.cli.engine_options import EngineOptions, check_replicas, replicas_loader
+from nvcli.cli.engine_options import EngineOptions, check_replicas, one_model, replicas_loader
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 nvcli serve                                     the built-in model on 127.0.0.1:8000
-nvcli serve -m Qwen/Qwen3-0.6B --port 9000      another model, another port
+nvcli serve Qwen/Qwen3-0.6B --port 9000         another model, another port
 nvcli serve --host 0.0.0.0 --api-key-file key   for other machines, with a key
-nvcli serve -m Qwen/Qwen3-8B --replicas 8       one address for eight GPUs, or a cluster's
+nvcli serve Qwen/Qwen3-8B --replicas 8          one address for eight GPUs, or a cluster's
 curl 127.0.0.1:8000/v1/models                   what it serves"""
 
 
 @bundled
 def serve(
     ctx: typer.Context,
+    model_argument: engine_options.ModelArg = None,
+    *,
     loaded: EngineOptions,
     replicas: engine_options.ReplicasOpt = None,
     ray_address: engine_options.RayAddressOpt = None,
@@ -70,7 +72,7 @@ def serve(
     from nvcli.server.run import serve as run_server
 
     screen = settings_of(ctx).screen()
-    engine_config = loaded.config(loaded.model or DEFAULT_MODEL).replace(
+    engine_config = loaded.config(one_model(ctx, model_argument, loaded.model)).replace(
         generation_config=generation_config.value
     )
     config = ServerConfig(

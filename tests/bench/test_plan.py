@@ -12,6 +12,7 @@ from benchmarks.engine.workloads import SHAPES
 from nvcli.bench import calibrate
 from nvcli.bench.calibrate import Calibration
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
+from nvcli.bench.machine import known_gpu
 from nvcli.bench.perf_model import Cost, Hardware
 from nvcli.bench.record import read_runs
 from nvcli.bench.shape import Shape
@@ -98,6 +99,71 @@ def test_plan_wants_a_config_and_lengths_that_fit(cli: Cli, tmp_path: Path) -> N
         "Lower --in-len or --out-len.\n"
     )
     assert cli("bench", "plan", str(folder), "--gpu", "H200", "--in-len", "1984").code == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--dtype", "foo"), "--dtype must be one of auto, float32, float16, bfloat16, got 'foo'"),
+        (("--dtype", "float64"), "--dtype must be one of"),
+        (("--device", "tpu"), "--device must be one of auto, cuda, cpu, got 'tpu'"),
+        (("--gpu-memory-utilization", "1.1"), "must be over 0 and at most 1, got 1.1"),
+        (("--gpu-memory-utilization", "0"), "must be over 0 and at most 1, got 0.0"),
+        (("--gpu-memory-utilization", "nan"), "must be over 0 and at most 1, got nan"),
+        (("--gpu", "H200", "--device", "cpu"), "--gpu and --device contradict each other"),
+        (("--arrival", "constant"), "--arrival is for an open loop; give --rate"),
+        (("--model", "other"), "MODEL and --model name two models"),
+        (("--gpu", "H2000"), "no datasheet of 'H2000' is known"),
+        (("--gpu", "L40"), "no datasheet of 'L40' is known"),
+    ],
+)
+def test_a_plan_looks_at_its_options_as_the_engine_does(
+    cli: Cli, flags: tuple[str, ...], message: str
+) -> None:
+    result = cli("bench", "plan", "demo", *flags)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+
+
+def test_a_model_behind_the_command_wins_over_a_variable(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVCLI_MODEL", "other")
+    found = json.loads(cli("bench", "plan", "demo", "--gpu", "H200", "--json").out)
+    assert found["model"] == "demo"
+
+
+@pytest.mark.parametrize("command", ["bench plan", "bench latency", "bench throughput", "serve"])
+@pytest.mark.parametrize("words", [("",), ("-m", "")])
+def test_an_empty_name_is_not_the_built_in_model(
+    cli: Cli, command: str, words: tuple[str, ...]
+) -> None:
+    result = cli(*command.split(), *words)
+    assert result.code == 3
+    assert "the name of the model is empty" in result.err
+
+
+@pytest.mark.parametrize(
+    ("device", "known"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H200 NVL", "H200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L40", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA RTX A1000", None),
+    ],
+)
+def test_a_datasheet_is_that_of_the_device_and_of_no_longer_name(
+    device: str, known: str | None
+) -> None:
+    found = known_gpu(device)
+    assert (found and found.name) == known
 
 
 def test_a_plan_takes_a_calibration_of_the_same_engine(cli: Cli) -> None:
