@@ -12,8 +12,6 @@ from nvcli.server.errors import BadRequestError, MediaTypeError
 from nvcli.text import repair_surrogates
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from starlette.requests import Request
 
     from nvcli.server.state import ServerState
@@ -52,10 +50,8 @@ class JSONBody(Response):
 
     media_type = "application/json"
 
-    def __init__(
-        self, value: Any, status_code: int = 200, headers: Mapping[str, str] | None = None
-    ) -> None:
-        super().__init__(dumps(value), status_code, headers)
+    def __init__(self, value: Any) -> None:
+        super().__init__(dumps(value))
 
 
 def loads(data: bytes) -> Any:

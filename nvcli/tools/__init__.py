@@ -2,6 +2,6 @@
 one-shot answers and the server take them from here.
 """
 
-from nvcli.tools.toolbox import Toolbox, ToolError, ToolResult, ToolSource, ToolSpec, cut_result
+from nvcli.tools.toolbox import Toolbox, ToolError, ToolSource, cut_result
 
-__all__ = ["ToolError", "ToolResult", "ToolSource", "ToolSpec", "Toolbox", "cut_result"]
+__all__ = ["ToolError", "ToolSource", "Toolbox", "cut_result"]

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nvcli.errors import RequestError
-from nvcli.text import IncrementalDetokenizer, StopMatcher, Tokenizer
+from nvcli.text import Tokenizer
+from nvcli.text.detokenizer import IncrementalDetokenizer, StopMatcher
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int], *, skip: bool = True) -> list[str]:

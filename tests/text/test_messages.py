@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from nvcli.errors import TemplateError
-from nvcli.text import normalize_messages, parse_message, parse_messages, split_think_block
+from nvcli.text import parse_message, parse_messages
+from nvcli.text.messages import normalize_messages, split_think_block
 from nvcli.types import Message, ToolCall
 
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvcli.errors import RequestError
-from nvcli.text import OutputRouter, RouterDelta, RouterState, Tokenizer, start_state
+from nvcli.text import OutputRouter, RouterDelta, RouterState, Tokenizer
+from nvcli.text.parsers import start_state
 from nvcli.types import FinishReason, ToolCall, fold_tool_calls
 
 if TYPE_CHECKING:
