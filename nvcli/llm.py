@@ -20,7 +20,7 @@ from nvcli.described import Described
 from nvcli.engine.default_sampling import check_params
 from nvcli.engine.embedding import ended, unit_vector
 from nvcli.engine.output_stream import OutputStream
-from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError
+from nvcli.errors import EngineClosedError, InvalidParameterError, RequestError, UsageError
 from nvcli.heap import frozen_heap
 from nvcli.text.prompts import Prompt, are_messages, as_batch, as_token_ids
 from nvcli.types import Message, RequestOutput, SamplingParams, fold_outputs
@@ -209,7 +209,6 @@ class LLM(Described):
         Raises `InvalidParameterError` when there are not as many `params` as prompts.
         """
         from nvcli.engine.engine_thread import error_outputs
-        from nvcli.errors import RequestError, UsageError
 
         batch = as_batch(prompts)
         each = [params] * len(batch) if not isinstance(params, Sequence) else list(params)
