@@ -11,8 +11,10 @@ one-out tells how well a point is predicted without itself.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from nvcli.bench.perf_model import PRIOR_BANDWIDTH, Cost, Hardware, PerfModel, p
 from nvcli.bench.record import dump, runs_folder
 from nvcli.bench.shape import Shape
 from nvcli.engine.buckets import Buckets
+from nvcli.errors import NvcliError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -259,9 +262,17 @@ def _path(key: str) -> Path:
 
 
 def save(calibration: Calibration) -> Path:
+    """Raises `NvcliError` when the disk refuses; the one that was there stays then."""
     path = _path(calibration.key)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.write_text(dump(asdict(calibration)) + "\n", encoding="utf-8")
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary.write_text(dump(asdict(calibration)) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise NvcliError(f"cannot write {path}: {exc.strerror or exc}") from exc
     return path
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from nvcli.bench import checked
-from nvcli.errors import UsageError
+from nvcli.errors import NvcliError, UsageError
 from nvcli.paths import state_folder
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def clean(value: object) -> Any:
 
 
 class RunWriter:
-    """Appends a run to a file, a line at a time. Safe to leave at any point."""
+    """Appends a run to a file, a line at a time. Safe to leave at any point. What writes raises
+    `NvcliError` when the disk refuses."""
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -130,12 +131,22 @@ class RunWriter:
         self._write({"kind": "run", "schema": SCHEMA, **header})
 
     def _write(self, value: dict[str, Any]) -> None:
-        self._file.write(dump(value) + "\n")
+        self._write_line(dump(value))
+
+    def _write_line(self, line: str) -> None:
+        try:
+            self._file.write(line + "\n")
+        except OSError as exc:
+            raise self._error(exc) from exc
+
+    def _error(self, exc: OSError) -> NvcliError:
+        """A write knows no name, and would be taken for one of standard output."""
+        return NvcliError(f"cannot write {self.path}: {exc.strerror or exc}")
 
     def _write_record(self, kind: str, record: RequestRecord | StepRecord) -> None:
         """Flat and finite, so nothing is copied or cleaned: this is done while requests wait."""
         value = {"kind": kind} | {f.name: getattr(record, f.name) for f in fields(record)}
-        self._file.write(json.dumps(value, allow_nan=False) + "\n")
+        self._write_line(json.dumps(value, allow_nan=False))
 
     def request(self, record: RequestRecord) -> None:
         self._write_record("request", record)
@@ -151,7 +162,10 @@ class RunWriter:
         self._write({"kind": "point", **values})
 
     def flush(self) -> None:
-        self._file.flush()
+        try:
+            self._file.flush()
+        except OSError as exc:
+            raise self._error(exc) from exc
 
     def finish(self, **values: Any) -> None:
         self._write({"kind": "end", **values})
@@ -159,15 +173,20 @@ class RunWriter:
         self.flush()
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as exc:
+            raise self._error(exc) from exc
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if not self._is_ended:
-            self.finish(interrupted=True)
-        self.close()
+        try:
+            if not self._is_ended:
+                self.finish(interrupted=True)
+        finally:
+            self.close()
 
 
 def runs_folder() -> Path:

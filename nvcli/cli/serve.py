@@ -12,7 +12,7 @@ import typer  # noqa: TC002 - Typer reads the annotations of `serve`
 from nvcli.cli import engine_options
 from nvcli.cli import serve_options as opts
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import settings_of
+from nvcli.cli.command import settings_of, typed_names
 from nvcli.cli.engine_options import EngineOptions, check_replicas, one_model, replicas_loader
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
@@ -72,6 +72,9 @@ def serve(
     from nvcli.server.run import serve as run_server
 
     screen = settings_of(ctx).screen()
+    for name in ("host", "port"):
+        if uds is not None and {"uds", name} <= set(typed_names(ctx)):
+            raise UsageError(f"--uds and --{name} contradict each other", hint="Leave one out.")
     engine_config = loaded.config(one_model(ctx, model_argument, loaded.model)).replace(
         generation_config=generation_config.value
     )

@@ -80,6 +80,15 @@ class ServerConfig:
         if self.request_timeout == 0 or self.ping_interval == 0:
             name = "request_timeout" if self.request_timeout == 0 else "ping_interval"
             raise UsageError(f"{name} must be over 0", param=name)
+        if not self.host.strip():  # to the system that is every address
+            raise UsageError("host is empty", hint="0.0.0.0 is every address.", param="host")
+        for names, param in (
+            (self.served_model_names, "served_model_name"),
+            (self.cors_origins, "cors_origin"),
+            (self.allowed_hosts, "allowed_host"),
+        ):
+            if not all(name.strip() for name in names):
+                raise UsageError(f"{param} is empty", hint="Leave it out.", param=param)
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable():
                 raise UsageError("an API key must be printable ASCII", param="api_key_file")

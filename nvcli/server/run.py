@@ -111,8 +111,11 @@ def serve(
     note: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> int:
-    """Run until a signal; the exit code. Raises what `load` raises, and `PortError`."""
+    """Run until a signal; the exit code. Raises what `load` raises, `PortError`, and `UsageError`
+    for a ready file that could not be written."""
     _allow_connections()
+    if config.ready_file is not None:
+        _check_place(config.ready_file)
     server = _Server(config, load, note)
     if not config.is_loopback and not config.api_keys:
         warn(f"anybody who reaches {config.host} can use this server; give --api-key-file")
@@ -313,6 +316,19 @@ async def _in_daemon_thread(work: Callable[[], Any]) -> Any:
     return await future
 
 
+def _check_place(path: Path) -> None:
+    """Raises `UsageError` before minutes of loading for what would be refused after them."""
+    reason = ""
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not path.parent.is_dir():
+        reason = f"there is no folder {path.parent}"
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        reason = f"{path.parent} cannot be written"
+    if reason:
+        raise UsageError(f"cannot write {path}: {reason}", param="ready_file")
+
+
 def _write_whole(path: Path, text: str) -> None:
     """Write a file that is never seen half written. Raises `UsageError`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.time_ns()}")
@@ -320,4 +336,6 @@ def _write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, "utf-8")
         temporary.replace(path)
     except OSError as exc:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise UsageError(f"cannot write {path}: {exc.strerror or exc}", param="ready_file") from exc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from nvcli.bench.record import read_runs
 from nvcli.bench.shape import Shape
 from nvcli.bench.summary import Summary, summarize
 from nvcli.bench.sweep import analyse, is_saturated, ladder, table
+from nvcli.errors import NvcliError
 from nvcli.models.resolve import demo_folder
 from tests.bench.runs import closed_loop, store
 from tests.cli.conftest import Cli
@@ -194,6 +196,26 @@ def test_a_plan_takes_a_calibration_of_the_same_engine(cli: Cli) -> None:
     assert whole["source"] == "calibrated"
     assert whole["l_max"] == 16
     assert plan("--max-num-seqs", "5")["l_max"] == 5
+
+
+def test_a_calibration_that_cannot_be_written_leaves_the_old_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    shape = Shape(256, 6, 4, 2, 128, 768, 4096, True)
+    cost = Cost(0.0, 0.5e-3, 3e-3, 3e-6, 1.4e-11, 1.75e-11, 3e-3)
+    found = Calibration("k", shape, Hardware("a CPU", 1e10, 1e11), cost, 1024, model_name="demo")
+    path = calibrate.save(found)
+    before = path.read_bytes()
+
+    def refuse(path: Path, text: str, **_: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(NvcliError, match=f"^cannot write {path}: No space left"):
+        calibrate.save(found)
+    assert (list(path.parent.iterdir()), path.read_bytes()) == ([path], before)
 
 
 @pytest.mark.torch

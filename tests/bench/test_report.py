@@ -13,7 +13,7 @@ import pytest
 
 from nvcli.bench.record import RequestRecord, RunWriter, StepRecord, read_runs
 from nvcli.bench.summary import Summary, summarize
-from nvcli.errors import UsageError
+from nvcli.errors import NvcliError, UsageError
 from tests.bench.runs import HEADER, MS, closed_loop, store
 from tests.cli.conftest import Cli
 
@@ -371,3 +371,9 @@ def test_card(tmp_path: Path, cli: Cli) -> None:
     for text in ("closed, c = 4", "400 sent", "little    L", "ttft", "[95 % CI of p99]", "–"):
         assert text in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+def test_a_full_disk_is_told_with_the_run_that_it_holds() -> None:
+    with pytest.raises(NvcliError, match=r"^cannot write /dev/full: No space"):  # noqa: SIM117
+        with RunWriter(Path("/dev/full"), HEADER):
+            pass

@@ -196,3 +196,25 @@ def test_log_file_gets_the_log(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("NVCLI_LOG", str(tmp_path / "log2"))
     assert cli("-v", "chat", "x").err == "nvcli: progress\n"
     assert "a detail" in (tmp_path / "log2").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--host", ""], "--host is empty"),  # to the system that is every address
+        (["--served-model-name", ""], "--served-model-name is empty"),
+        (["--cors-origin", "http://a", "--cors-origin", ""], "--cors-origin is empty"),
+        (["--allowed-host", ""], "--allowed-host is empty"),
+        (["--uds", "a.sock", "--port", "8000"], "--uds and --port contradict each other"),
+        (["--uds", "a.sock", "--host", "::1"], "--uds and --host contradict each other"),
+        (["--ready-file", "/nowhere/ready"], "cannot write /nowhere/ready: there is no folder"),
+        (["--ready-file", "/"], "cannot write /: it is a folder"),
+    ],
+)
+def test_a_server_that_could_not_do_as_told_loads_nothing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    monkeypatch.setattr("nvcli.cli.serve._load_engine", lambda *_: pytest.fail("it was loaded"))
+    result = cli("serve", *flags)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err

@@ -20,6 +20,8 @@ from typing import Any
 import httpx
 import pytest
 
+from nvcli.errors import UsageError
+from nvcli.server.run import _write_whole as write_whole
 from tests.server import test_mcp as mcp
 from tests.server.conftest import DEFAULTS, parse_events
 from tests.waiting import PATIENCE_S, is_running, run_command, until
@@ -323,3 +325,11 @@ def test_a_wide_address_without_a_key_is_warned_about(start: Start) -> None:
     code, out = process.end()
     assert code == 0
     assert "give --api-key-file" in out
+
+
+def test_a_ready_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "ready"
+    folder.mkdir()
+    with pytest.raises(UsageError, match=f"cannot write {folder}"):
+        write_whole(folder, "x")
+    assert list(tmp_path.iterdir()) == [folder]
