@@ -105,7 +105,7 @@ def hold_closed_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:  # the lowest free number is this one; reading 0 and writing 1 still fail
-            os.open(os.devnull, mode)
+            os.set_inheritable(os.open(os.devnull, mode), True)  # our children need them as well
     if sys.stdout is None:
         sys.stdout = _Closed()
     if sys.stderr is None:
