@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from typing import TYPE_CHECKING
 
 from nvcli.cli.console import print_text
-from nvcli.errors import InterruptedRunError, UsageError
+from nvcli.errors import InterruptedRunError, NvcliError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,11 +56,15 @@ def check_schedule(rate: float, seconds: float | None, requests: int | None) -> 
 @contextlib.contextmanager
 def stored_run() -> Iterator[Path]:
     """The file of a run that begins. Ctrl-C at its end, while a server stops or a report is made,
-    finds the run stored, and says so.
+    finds the run stored, and says so. Raises what `mkdir` raises, and `NvcliError`, at once.
     """
     from nvcli.bench.record import new_path
 
     path = new_path()
+    # Before minutes of loading for what would be refused after them.
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise NvcliError(f"cannot write {path}: nothing may be written in its folder")
     try:
         yield path
     except KeyboardInterrupt:

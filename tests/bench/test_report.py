@@ -377,3 +377,16 @@ def test_a_full_disk_is_told_with_the_run_that_it_holds() -> None:
     with pytest.raises(NvcliError, match=r"^cannot write /dev/full: No space"):  # noqa: SIM117
         with RunWriter(Path("/dev/full"), HEADER):
             pass
+
+
+@pytest.mark.parametrize("verb", ["latency", "throughput", "serve"])
+def test_a_run_that_could_not_be_stored_is_not_begun(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    for name in ("nvcli.cli.bench.loaded", "nvcli.cli.bench_load.target_of"):
+        monkeypatch.setattr(name, lambda *_: pytest.fail("it was loaded"))
+    result = cli("bench", verb)
+    assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+    assert "Not a directory" in result.err
