@@ -12,8 +12,8 @@ import torch
 
 from nvcli import LLM, SamplingParams
 from nvcli.types import FinishReason
-from tests.engine.test_tp_processes import is_alive, worker_pids
-from tests.waiting import until
+from tests.engine.test_tp_processes import worker_pids
+from tests.waiting import is_running, until
 
 pytestmark = [
     pytest.mark.multi_gpu,
@@ -80,5 +80,5 @@ def test_a_killed_rank_is_one_error() -> None:
     assert last.error == "the engine stopped: the process of rank 1 of 2 was ended by SIGKILL"
     assert time.monotonic() - start < 15
     llm.close()
-    until(lambda: not any(map(is_alive, pids)))
+    until(lambda: not any(map(is_running, pids)))
     assert torch.ones(3, device="cuda").sum().item() == 3  # this process can go on with the GPU
