@@ -80,6 +80,13 @@ def _between(low: int, high: int, value: object) -> str:
     return f"from {low} to {high}" if is_hit or low < 0 or high < MAX_INT else f"of at least {low}"
 
 
+def check_answer_limit(value: object, param: str = "max_tokens") -> None:
+    """`max_tokens` where an answer is asked for. Raises `InvalidParameterError` for one below 1:
+    the 0 that `SamplingParams` takes computes a prompt alone (echo, scoring, embeddings)."""
+    rule = f"a whole number {_between(1, MAX_SEED, value)}"
+    _check(_is_int(value, 1, MAX_SEED), param, value, rule)
+
+
 def _in_range(value: object, low: float, high: float) -> bool:
     """NaN is in no range."""
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
@@ -120,7 +127,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None  # only these may be sampled
     bad_token_ids: tuple[int, ...] = ()  # never sampled
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
-    max_tokens: int | None = None  # None: the room left in the context
+    max_tokens: int | None = None  # None: the room left in the context; 0: only the prompt
     min_tokens: int = 0  # EOS and stop ids are masked until then
     stop: tuple[str, ...] = ()  # strings that end the text; never part of it
     stop_token_ids: tuple[int, ...] = ()
@@ -183,7 +190,6 @@ class SamplingParams:
         rule = f"a whole number {_between(0, MAX_INT, self.top_k)}"
         _check(_is_int(self.top_k, -1), "top_k", self.top_k, rule)
         for name, low, high in (
-            ("max_tokens", 0, MAX_SEED),  # the engine cuts it to the context
             ("min_tokens", 0, MAX_INT),
             ("thinking_budget", 0, MAX_INT),
             ("seed", -MAX_SEED, MAX_SEED),
@@ -196,7 +202,9 @@ class SamplingParams:
             is_off = value is None and name not in ("min_tokens", "n")
             ok = is_off or _is_int(value, low, high)
             _check(ok, name, value, f"a whole number {_between(low, high, value)}")
-        if self.max_tokens is not None:
+        if self.max_tokens is not None:  # the engine cuts it to the context
+            if not _is_int(self.max_tokens, 0, 0):
+                check_answer_limit(self.max_tokens)
             fits = self.min_tokens <= self.max_tokens
             rule = f"at most max_tokens ({self.max_tokens})"
             _check(fits, "min_tokens", self.min_tokens, rule)

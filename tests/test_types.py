@@ -115,7 +115,9 @@ def test_a_number_that_is_too_large_is_told_the_bound(name: str) -> None:
     ):
         SamplingParams(**{name: 10**20})
     if name != "n":
-        with pytest.raises(InvalidParameterError, match=f"^{name} must be .* at least 0, got -2"):
+        low = 1 if name == "max_tokens" else 0
+        rule = f"^{name} must be a whole number of at least {low}, got -2$"
+        with pytest.raises(InvalidParameterError, match=rule):
             SamplingParams(**{name: -2})
 
 

@@ -23,7 +23,7 @@ from nvcli.repl.render import ThinkingView
 from nvcli.repl.screen import visible
 from nvcli.repl.session import ANY_OBJECT
 from nvcli.repl.store import session_path
-from nvcli.types import SamplingParams
+from nvcli.types import SamplingParams, check_answer_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -298,6 +298,8 @@ def _refuse_idle_flags(ctx: typer.Context, *, is_machine_read: bool, has_tools: 
 def check_sampling(given: dict[str, Any]) -> dict[str, Any]:
     """The same values. Raises `InvalidParameterError` before anything is loaded."""
     SamplingParams(**given)
+    if "max_tokens" in given:
+        check_answer_limit(given["max_tokens"])
     return given
 
 

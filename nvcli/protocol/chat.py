@@ -114,14 +114,11 @@ def parse_chat(
         if message.content is None and message.role in ("user", "system", "developer"):
             fields.fail(f"messages[{i}].content", "is missing")
     sampling = read_sampling(fields)
-    limit = read_token_limit(fields)
-    if limit is not None:
-        sampling["max_tokens"] = limit
     has_logprobs = _read_logprobs(fields, sampling)
     echo = fields.flag("echo") or False
-    if limit == 0 and not echo and sampling.get("prompt_logprobs") is None:
-        name = "max_tokens" if fields.has("max_tokens") else "max_completion_tokens"
-        fields.fail(name, "must be at least 1")
+    limit = read_token_limit(fields, may_be_zero=echo or "prompt_logprobs" in sampling)
+    if limit is not None:
+        sampling["max_tokens"] = limit
     thinking, variables = read_thinking(fields)
     if thinking.budget is not None:
         sampling["thinking_budget"] = thinking.budget

@@ -47,7 +47,8 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
     model = fields.text("model")
     prompts = read_prompts(fields)
     sampling = read_sampling(fields)
-    limit = read_token_limit(fields)
+    echo = fields.flag("echo") or False
+    limit = read_token_limit(fields, may_be_zero=echo or "prompt_logprobs" in sampling)
     if limit is not None:
         sampling["max_tokens"] = limit
     stream = fields.flag("stream") or False
@@ -58,14 +59,11 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
         if stream and best_of > sampling.get("n", 1):
             fields.fail("best_of", "cannot be streamed")
         sampling["best_of"] = best_of
-    echo = fields.flag("echo") or False
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     if logprobs is not None:
         sampling["logprobs"] = logprobs
         if echo:
             sampling.setdefault("prompt_logprobs", logprobs)
-    if limit == 0 and not echo:
-        fields.fail("max_tokens", "may be 0 only with echo")
     check_sampling(sampling)
     if fields.text("suffix"):
         fields.refuse("suffix", "is not supported; this model fills in no middle")

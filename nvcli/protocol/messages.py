@@ -7,7 +7,7 @@ from typing import Any
 
 from nvcli.protocol.chat import MAX_MESSAGES, ChatRequest
 from nvcli.protocol.fields import Fields
-from nvcli.protocol.sampling import MAX_TOKENS, check_sampling, read_sampling, refuse_outputs
+from nvcli.protocol.sampling import check_sampling, read_limit, read_sampling, refuse_outputs
 from nvcli.protocol.structured import Structure, json_structure, read_structure
 from nvcli.protocol.thinking import BUDGETS, EFFORTS, Thinking, read_thinking
 from nvcli.protocol.tools import MAX_TOOLS, Choice, Tools, check_names
@@ -40,11 +40,11 @@ def parse_messages_request(
     messages = _messages(fields)
     sampling = read_sampling(fields)
     refuse_outputs(fields, sampling)
-    limit = fields.integer("max_tokens", 1)
+    limit = read_limit(fields, "max_tokens")
     if limit is None and needs_limit:
         fields.fail("max_tokens", "is missing")
     if limit is not None:
-        sampling["max_tokens"] = min(limit, MAX_TOKENS)
+        sampling["max_tokens"] = limit
     stops = fields.texts("stop_sequences")
     if stops is not None:
         if "stop" in sampling:

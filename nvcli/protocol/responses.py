@@ -8,7 +8,7 @@ from typing import Any
 from nvcli.protocol.chat import ChatRequest, read_metadata
 from nvcli.protocol.fields import Fields
 from nvcli.protocol.mcp import McpTools, UnsupportedToolError, read_mcp
-from nvcli.protocol.sampling import MAX_TOKENS, check_sampling, read_sampling, refuse_outputs
+from nvcli.protocol.sampling import check_sampling, read_limit, read_sampling, refuse_outputs
 from nvcli.protocol.structured import read_format, read_structure
 from nvcli.protocol.thinking import Thinking, read_thinking
 from nvcli.protocol.tools import (
@@ -74,9 +74,9 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         fields.fail("input", "is missing")
     sampling = read_sampling(fields)
     refuse_outputs(fields, sampling)
-    limit = fields.integer("max_output_tokens", 1)
+    limit = read_limit(fields, "max_output_tokens")
     if limit is not None:
-        sampling["max_tokens"] = min(limit, MAX_TOKENS)
+        sampling["max_tokens"] = limit
     include = frozenset(fields.texts("include") or ())
     for name in include:
         if name not in _INCLUDABLE:

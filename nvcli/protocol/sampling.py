@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import InvalidParameterError
-from nvcli.types import MAX_N, SamplingParams
+from nvcli.types import MAX_N, SamplingParams, check_answer_limit
 
 if TYPE_CHECKING:
     from nvcli.protocol.fields import Fields
@@ -77,13 +77,26 @@ def refuse_outputs(fields: Fields, values: dict[str, Any]) -> None:
         fields.refuse("prompt_logprobs", "cannot be given back here")
 
 
-def read_token_limit(fields: Fields) -> int | None:
-    """`max_completion_tokens`, or the older `max_tokens`; both and different is a contradiction."""
-    new, old = fields.integer("max_completion_tokens", 0), fields.integer("max_tokens", 0)
+def read_token_limit(fields: Fields, *, may_be_zero: bool = False) -> int | None:
+    """`max_completion_tokens`, or the older `max_tokens`; both and different is a contradiction.
+
+    may_be_zero: the request is about the prompt, too, and may ask for nothing else.
+    """
+    new = read_limit(fields, "max_completion_tokens", may_be_zero=may_be_zero)
+    old = read_limit(fields, "max_tokens", may_be_zero=may_be_zero)
     if new is not None and old is not None and new != old:
         fields.fail("max_completion_tokens", f"({new}) contradicts max_tokens ({old})")
-    limit = old if new is None else new
-    return None if limit is None else min(limit, MAX_TOKENS)
+    return old if new is None else new
+
+
+def read_limit(fields: Fields, name: str, *, may_be_zero: bool = False) -> int | None:
+    """One field that bounds the tokens of an answer, by whatever name its API has for it."""
+    limit = fields.integer(name)
+    if limit is None:
+        return None
+    if not (limit == 0 and may_be_zero):
+        check_answer_limit(min(limit, MAX_TOKENS), fields.name(name))
+    return min(limit, MAX_TOKENS)
 
 
 def check_sampling(values: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import InvalidParameterError, UsageError
-from nvcli.types import SamplingParams
+from nvcli.types import SamplingParams, check_answer_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,4 +43,6 @@ def parse_setting(key: str, value: str) -> tuple[str, Any]:
         raise InvalidParameterError(f"{key} must be {what}, got {value!r}", param=key) from None
     name = _PARAMETER.get(name, name)
     SamplingParams(**{name: parsed})
+    if name == "max_tokens":
+        check_answer_limit(parsed)
     return name, parsed

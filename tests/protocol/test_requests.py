@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvcli.cli.chat import check_sampling as check_cli_sampling
 from nvcli.errors import InvalidParameterError, NvcliError, TemplateError
 from nvcli.protocol import (
     GENERATION_FIELDS,
@@ -16,6 +17,10 @@ from nvcli.protocol import (
     parse_chat,
     parse_completion,
 )
+from nvcli.protocol.messages import parse_messages_request
+from nvcli.protocol.responses import parse_responses
+from nvcli.repl.settings import parse_setting
+from nvcli.types import SamplingParams
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -255,6 +260,47 @@ def test_prompts(prompt: Any, prompts: Any) -> None:
 def test_bad_prompts(prompt: Any) -> None:
     with pytest.raises(InvalidParameterError, match="prompt"):
         parse_completion({"prompt": prompt})
+
+
+LIMITS = {
+    "max_tokens": (
+        lambda **more: chat(**more),
+        lambda **more: parse_completion({"prompt": "a", **more}),
+        lambda **more: parse_messages_request({"messages": USER, **more}),
+        lambda **more: check_cli_sampling(more),
+        lambda **more: parse_setting("max_tokens", str(more["max_tokens"])),
+    ),
+    "max_completion_tokens": (
+        lambda **more: chat(**more),
+        lambda **more: parse_completion({"prompt": "a", **more}),
+    ),
+    "max_output_tokens": (lambda **more: parse_responses({"input": "a", **more}),),
+}
+
+
+@pytest.mark.parametrize("limit", [0, -1, -(2**70)])
+def test_a_limit_has_one_bound_and_one_message(limit: int) -> None:
+    for name, readers in LIMITS.items():
+        for read in readers:
+            with pytest.raises(InvalidParameterError) as caught:
+                read(**{name: limit})
+            expected = f"{name} must be a whole number of at least 1, got {limit}"
+            assert (caught.value.message, caught.value.param) == (expected, name)
+            read(**{name: 1})
+    if limit:  # 0 computes a prompt alone
+        with pytest.raises(InvalidParameterError, match=r"^max_tokens .* at least 1, got -"):
+            SamplingParams(max_tokens=limit)
+
+
+@pytest.mark.parametrize("asks", [{"echo": True}, {"prompt_logprobs": 0}])
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_request_about_the_prompt_may_ask_for_nothing_else(
+    asks: dict[str, Any], name: str
+) -> None:
+    assert chat(**asks, **{name: 0}).sampling["max_tokens"] == 0
+    assert parse_completion({"prompt": "a", **asks, name: 0}).sampling["max_tokens"] == 0
+    with pytest.raises(InvalidParameterError, match=f"^{name} must be .* at least 1, got -1$"):
+        chat(**asks, **{name: -1})
 
 
 def test_completion_fields() -> None:

@@ -36,7 +36,7 @@ from nvcli.server.wire import (
 from nvcli.types import FinishReason, RequestOutput, SamplingParams, ToolCall, Usage
 from tests.server.conftest import DEFAULTS, Serve, Served
 from tests.server.test_invariants import fold
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, is_running, until
 
 WORKER = "tests.server.scripted_worker"
 ANSWER = "<think>\nhm\n</think>\n\nHi 世!"
@@ -252,14 +252,6 @@ def test_the_engine_dies_with_its_parent() -> None:
     parent.kill()
     parent.communicate()
     until(lambda: not is_running(child), "the engine ends with its parent")
-
-
-def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_close_ends_the_process(start: Start) -> None:
