@@ -116,25 +116,35 @@ def identify(row: Row, prompt_field: str | None = None) -> Identity:
     if not isinstance(value, dict):
         what = "is a list; write one object a line" if isinstance(value, list) else "is no object"
         return Identity(None, None, Problem("invalid_record", f"the record {what}"))
-    kind = Kind.PROMPT if row.is_prompt else _kind_of(value, prompt_field)
+    keys = {} if row.is_prompt else _keys_of(value, prompt_field)
+    kind = Kind.PROMPT if row.is_prompt else next(iter(keys), None)
     name = "custom_id" if kind is Kind.OPENAI or "id" not in value else "id"
     given_id, problem = _given_id(value.get(name), name)
     if problem is None and kind is None:
         field_name = prompt_field or "prompt"
         message = f"the record has neither {field_name}, nor messages, nor url and body"
         problem = Problem("invalid_record", message)
+    if problem is None and len(keys) > 1:
+        one, other = tuple(keys.values())[:2]
+        message = f"the record has both {one} and {other}; it can be one question only"
+        problem = Problem("invalid_record", message)
     return Identity(kind, given_id, problem)
 
 
-def _kind_of(value: Mapping[str, Any], prompt_field: str | None) -> Kind | None:
-    """`url` and `body` are also names that people's data has."""
+def _keys_of(value: Mapping[str, Any], prompt_field: str | None) -> dict[Kind, str]:
+    """The kinds that a row asks to be taken for, with the key of each. Null asks for nothing beside
+    another key; `url` and `body` are also names that people's data has."""
+    prompt = prompt_field if prompt_field is not None and prompt_field in value else "prompt"
+    keys = {Kind.MESSAGES: "messages", Kind.PROMPT: prompt}
     if "url" in value and isinstance(value.get("body"), dict):
-        return Kind.OPENAI
-    if "messages" in value:
-        return Kind.MESSAGES
-    if "prompt" in value or (prompt_field is not None and prompt_field in value):
-        return Kind.PROMPT
-    return Kind.OPENAI if "url" in value or "body" in value else None
+        keys = {Kind.OPENAI: "body", **keys}
+    if prompt in ("messages", "body"):  # --prompt-field names the key of another kind
+        del keys[Kind.PROMPT]
+    present = {kind: key for kind, key in keys.items() if key in value}
+    given = {kind: key for kind, key in present.items() if value[key] is not None}
+    if not present and ("url" in value or "body" in value):
+        return {Kind.OPENAI: "body"}
+    return given or dict(list(present.items())[:1])
 
 
 def _given_id(value: object, name: str) -> tuple[str | None, Problem | None]:

@@ -26,7 +26,7 @@ def read_prompts(data: str) -> list[str | list[dict[str, Any]]]:
     kind, _, path = data.partition(":")
     try:
         raw = Path(path).read_bytes()
-        found = _jsonl_prompts(raw) if kind == "jsonl" else _sharegpt_prompts(raw)
+        found = _jsonl_prompts(raw, path) if kind == "jsonl" else _sharegpt_prompts(raw)
     except OSError as exc:
         raise UsageError(f"--data {path}: {exc.strerror or exc}", param="data") from exc
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
@@ -36,12 +36,15 @@ def read_prompts(data: str) -> list[str | list[dict[str, Any]]]:
     return found
 
 
-def _jsonl_prompts(raw: bytes) -> list[str | list[dict[str, Any]]]:
+def _jsonl_prompts(raw: bytes, path: str) -> list[str | list[dict[str, Any]]]:
     prompts: list[str | list[dict[str, Any]]] = []
-    for line in raw.split(b"\n"):
+    for number, line in enumerate(raw.split(b"\n"), 1):
         if line.strip():
             value = json.loads(line)
             body = value.get("body", value)
+            if body.get("messages") is not None and body.get("prompt") is not None:
+                both = "the record has both messages and prompt"
+                raise UsageError(f"--data {path}, line {number}: {both}", param="data")
             prompt = body["messages"] if "messages" in body else body["prompt"]
             if not isinstance(prompt, str | list) or not prompt:
                 raise ValueError("no prompt")

@@ -103,6 +103,7 @@ def parse_chat(
     """
     fields = Fields(body)
     model = fields.text("model")
+    fields.alone("messages", "prompt", "input")
     raw_messages = fields.array("messages")
     if not raw_messages:
         fields.fail("messages", "must hold at least one message")

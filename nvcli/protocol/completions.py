@@ -45,6 +45,7 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
     """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
     fields = Fields(body)
     model = fields.text("model")
+    fields.alone("prompt", "messages", "input")
     prompts = read_prompts(fields)
     sampling = read_sampling(fields)
     echo = fields.flag("echo") or False

@@ -64,6 +64,12 @@ class Fields:
     def has(self, field: str) -> bool:
         return self._body.get(field) is not None
 
+    def alone(self, field: str, *others: str) -> None:
+        """Refuse the others where `field` is given: only one of them would be answered."""
+        for other in others:
+            if self.has(field) and self.has(other):
+                self.fail(other, f"cannot be given beside {self.name(field)}")
+
     def ignore(self, fields: Iterable[str]) -> None:
         """Fields that are accepted and change nothing."""
         self._known.update(fields)

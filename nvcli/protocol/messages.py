@@ -37,6 +37,7 @@ def parse_messages_request(
         if fields.get(name) is not None:
             fields.refuse(name, reason)
     model = fields.text("model")
+    fields.alone("messages", "prompt", "input")
     messages = _messages(fields)
     sampling = read_sampling(fields)
     refuse_outputs(fields, sampling)

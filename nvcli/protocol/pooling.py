@@ -70,6 +70,8 @@ def parse_embedding(
     Raises `InvalidParameterError` and `UnsupportedFieldError`.
     """
     fields = Fields(body)
+    fields.alone("messages", "input", "content", "prompt")
+    fields.alone("input", "content", "prompt")
     chat = None
     inputs: tuple[str | TokenIds, ...] = ()
     if fields.has("messages"):
@@ -246,6 +248,7 @@ def _document(fields: Fields, value: Any, index: int) -> str:
 def parse_score(body: object, *, is_strict: bool) -> PairRequest:
     """vLLM's request: `text_1` against `text_2`, one with many or each with its own."""
     fields = Fields(body)
+    fields.alone("queries", "text_1", "text_2")
     names = ("queries", "documents") if fields.has("queries") else ("text_1", "text_2")
     left, right = (_texts(fields, name) for name in names)
     if len(left) == 1:

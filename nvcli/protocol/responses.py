@@ -69,6 +69,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         if fields.get(name) is not None:
             fields.refuse(name, reason)
     model = fields.text("model")
+    fields.alone("input", "messages")
     given_input = fields.get("input")
     if given_input is None:
         fields.fail("input", "is missing")

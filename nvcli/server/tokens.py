@@ -22,6 +22,8 @@ _OWN = (*_FLAGS, "return_token_strs", "with_pieces")  # of this endpoint, not of
 
 
 def _token_ids(state: ServerState, body: dict[str, Any], fields: Fields) -> list[int]:
+    fields.alone("messages", "prompt", "content")
+    fields.alone("prompt", "content")
     if fields.has("messages"):
         chat = {key: value for key, value in body.items() if key not in _OWN}
         request = parse_chat(

@@ -176,7 +176,10 @@ b,,,,,,,,be brief
     [
         ({"prompt": "x", "url": "http://x", "body": "text"}, "prompt"),
         ({"messages": [], "url": "http://x"}, "messages"),
-        ({"url": "/v1/completions", "body": {"prompt": "x"}, "prompt": "y"}, "openai"),
+        ({"prompt": "x", "messages": None}, "prompt"),
+        ({"messages": [], "prompt": None}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"prompt": None}, "prompt"),
         ({"url": "/v1/completions"}, "openai"),
         ({"body": {}}, "openai"),
         ({"text": "x"}, None),
@@ -186,7 +189,28 @@ def test_kinds_where_data_has_keys_of_its_own(
     tmp_path: Path, record: dict[str, object], kind: str | None
 ) -> None:
     (row,) = rows(tmp_path, json.dumps(record).encode())
-    assert identify(row).kind == kind
+    found = identify(row)
+    assert found.kind == kind
+    assert (found.problem is None) == (kind is not None)
+
+
+@pytest.mark.parametrize(
+    ("record", "keys"),
+    [
+        ({"prompt": "x", "messages": []}, "messages and prompt"),
+        ({"q": "x", "messages": []}, "messages and q"),
+        ({"url": "/v1/completions", "body": {"prompt": "x"}, "prompt": "y"}, "body and prompt"),
+        ({"url": "/v1/completions", "body": {"prompt": "x"}, "messages": []}, "body and messages"),
+    ],
+)
+def test_a_record_with_two_questions(tmp_path: Path, record: dict[str, object], keys: str) -> None:
+    record = {"id": "a", "custom_id": "a", **record}
+    (row,) = rows(tmp_path, json.dumps(record).encode())
+    found = identify(row, "q")
+    assert found.given_id == "a"
+    assert found.problem is not None
+    assert found.problem.code == "invalid_record"
+    assert found.problem.message.startswith(f"the record has both {keys};")
 
 
 def test_csv_column(tmp_path: Path) -> None:
@@ -287,6 +311,17 @@ class TestParquet:
     def test_conversations(self, write: Callable[..., str]) -> None:
         (row,) = read_rows(write({"messages": [[{"role": "user", "content": "hi"}]]}))
         assert identify(row).kind == "messages"
+
+    def test_conversations_beside_prompts(self, write: Callable[..., str]) -> None:
+        turns = [{"role": "user", "content": "hi"}]
+        path = write({"messages": [turns, turns, None], "prompt": ["a", None, "c"]})
+        both, messages, prompt = map(identify, read_rows(path))
+        assert both.problem is not None
+        assert "both messages and prompt" in both.problem.message
+        assert (messages.kind, messages.problem) == ("messages", None)
+        assert (prompt.kind, prompt.problem) == ("prompt", None)
+        (first, *_) = read_rows(path, prompt_field="prompt")  # said, so nothing is unclear
+        assert identify(first, "prompt").problem is None
 
     @pytest.mark.parametrize("data", [b"", b"hello\n", b"PAR1" + b"x" * 50 + b"PAR1", None])
     def test_damaged(self, write: Callable[..., str], data: bytes | None) -> None:

@@ -54,6 +54,18 @@ def user(text: str) -> dict[str, Any]:
 B1 = ['{"prompt":"ok"}', "{bad", "[1,2]", '"x"', "null", '{"prompt":123}', '{"prompt":"ok"}']
 
 
+def test_a_record_with_prompt_and_messages_is_an_error_record(tmp_path: Path) -> None:
+    both = {"prompt": "a", **user("b")}
+    body = {"url": "/v1/chat/completions", "body": both}
+    (_, first, second), ran = run(tmp_path, [{"prompt": "ok"}, both, body])
+    assert ran.code == 4
+    assert [first["error"]["line"], second["error"]["line"]] == [2, 3]
+    assert "has both messages and prompt" in first["error"]["message"]
+    assert second["error"]["message"] == "prompt cannot be given beside messages"
+    with pytest.raises(UsageError, match=r"in\.jsonl, line 2: .* both messages and prompt"):
+        run(tmp_path, [{"prompt": "ok"}, both], is_strict=True)
+
+
 def test_bad_lines_are_error_records_with_their_line(tmp_path: Path) -> None:
     """B1"""
     lines, ran = run(tmp_path, B1)

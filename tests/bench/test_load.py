@@ -760,6 +760,9 @@ def test_files_of_prompts(tmp_path: Path) -> None:
     lines.write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
     found = Workload(data=f"jsonl:{lines}").requests(vocab_size=9)
     assert [p.prompt for p in itertools.islice(found, 3)][::2] == ["a", "a"]
+    lines.write_text('{"prompt": "a"}\n{"prompt": "a", "messages": [{}]}\n')
+    with pytest.raises(UsageError, match=r"line 2: the record has both messages and prompt"):
+        next(Workload(data=f"jsonl:{lines}").requests(vocab_size=9))
     shared = tmp_path / "s.json"
     shared.write_text(json.dumps([{"conversations": [{"from": "human", "value": "hi"}]}]))
     (message,) = next(Workload(data=f"sharegpt:{shared}").requests(vocab_size=9)).prompt

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvcli.batch.endpoints import read_embedding
 from nvcli.cli.chat import check_sampling as check_cli_sampling
 from nvcli.errors import InvalidParameterError, NvcliError, TemplateError
 from nvcli.protocol import (
@@ -18,11 +21,13 @@ from nvcli.protocol import (
     parse_completion,
 )
 from nvcli.protocol.messages import parse_messages_request
+from nvcli.protocol.pooling import parse_score
 from nvcli.protocol.responses import parse_responses
 from nvcli.repl.settings import parse_setting
 from nvcli.types import SamplingParams
 
 USER = [{"role": "user", "content": "hi"}]
+SCORE = {"queries": "a", "documents": "b"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -303,6 +308,34 @@ def test_a_request_about_the_prompt_may_ask_for_nothing_else(
         chat(**asks, **{name: -1})
 
 
+@pytest.mark.parametrize(
+    ("parse", "body", "other"),
+    [
+        (parse_chat, {"messages": USER}, {"prompt": "b"}),
+        (parse_chat, {"messages": USER}, {"input": "b"}),
+        (parse_completion, {"prompt": "a"}, {"messages": USER}),
+        (parse_completion, {"prompt": "a"}, {"input": "b"}),
+        (parse_messages_request, {"messages": USER, "max_tokens": 1}, {"prompt": "b"}),
+        (parse_responses, {"input": "a"}, {"messages": USER}),
+        (read_embedding, {"input": "a"}, {"messages": USER}),
+        (read_embedding, {"input": "a"}, {"content": "b"}),
+        (read_embedding, {"messages": USER}, {"prompt": "b"}),
+        (partial(parse_score, is_strict=False), SCORE, {"text_1": "c"}),
+    ],
+)
+def test_two_questions_in_one_request(
+    parse: Callable[[object], object], body: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """Only one of them would be answered, without a word about the other."""
+    (name,) = other
+    pair = {*body, name}
+    with pytest.raises(InvalidParameterError, match=r"cannot be given beside") as caught:
+        parse({**body, **other})
+    assert caught.value.param in pair
+    assert sum(key in caught.value.message.split() for key in pair) >= 2
+    parse({**body, name: None})
+
+
 def test_completion_fields() -> None:
     request = parse_completion({"prompt": "a", "echo": True, "logprobs": 2, "max_tokens": 0})
     assert request.sampling == {"logprobs": 2, "prompt_logprobs": 2, "max_tokens": 0}
@@ -330,8 +363,8 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from([*GENERATION_FIELDS, "messages", "prompt", "x"]), JSON))
 def test_no_body_raises_anything_else(body: dict[str, Any]) -> None:
     errors = []
-    for parse in (parse_chat, parse_completion):
-        for given_body in (body, {"messages": USER, "prompt": "a", **body}):
+    for parse, question in ((parse_chat, {"messages": USER}), (parse_completion, {"prompt": "a"})):
+        for given_body in (body, {**body, **question}):
             try:
                 parse(given_body)
             except NvcliError as error:

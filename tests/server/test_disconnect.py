@@ -35,7 +35,8 @@ def connect(served: Served) -> socket.socket:
 @pytest.mark.parametrize("path", PATHS)
 def test_leaving_ends_generation_within_a_step(serve: Serve, path: str, stream: bool) -> None:
     served = serve("x" * 400, delay_s=0.2)  # 80 s in all
-    body = {**DEFAULTS, "prompt": "abc", "stream": stream, "max_tokens": 400}
+    question = DEFAULTS if "chat" in path else {"model": "scripted", "prompt": "abc"}
+    body = {**question, "stream": stream, "max_tokens": 400}
     with connect(served) as client:
         client.sendall(request_bytes(path, body))
         until(lambda: served.llm.stats().num_running > 0, "it runs", pause_s=0.001)

@@ -212,7 +212,9 @@ def test_a_body_of_countless_lists(served: Served) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 def test_a_text_that_is_much_too_long_can_be_cut(served: Served, path: str) -> None:
     text = "word " * 50_000
-    body = {**DEFAULTS, "prompt": text, "messages": [{"role": "user", "content": text}]}
+    body: dict[str, Any] = {"model": "scripted", "prompt": text}
+    if path == CHAT:
+        body = {**DEFAULTS, "messages": [{"role": "user", "content": text}]}
     check_error(served.post(path, body), 400, "context_length_exceeded")
     answer = served.ask(path, {**body, "truncate_prompt_tokens": 20, "max_tokens": 2})
     assert answer["usage"]["prompt_tokens"] == 20
@@ -298,6 +300,9 @@ def test_tokenize_and_back(served: Served) -> None:
     for ids in ([-1], [300], [2**40], ["x"], [True]):
         check_error(served.post("/detokenize", {"tokens": ids}), 400)
     check_error(served.post("/tokenize", {}), 400)
+    for two in ({"prompt": "a", "content": "b"}, {**DEFAULTS, "prompt": "a"}):
+        error = check_error(served.post("/tokenize", two), 400)
+        assert "cannot be given beside" in error["message"]
 
 
 def test_a_prompt_that_does_not_fit(served: Served) -> None:
