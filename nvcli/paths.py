@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import site
+import stat
 import sys
 from pathlib import Path
 
@@ -33,6 +34,28 @@ def state_folder() -> Path:
 def expand_user(path: str | Path) -> Path:
     """`~` and `~name` expanded as a shell does: what names no user stays as it is written."""
     return Path(os.path.expanduser(path))
+
+
+def why_not_writable(path: Path, *, replaces: bool = False) -> str | None:
+    """Why a file could not be written there, None where it could: looked at before minutes of work
+    that it is to keep, and nothing is made or changed.
+
+    replaces: another file takes its name, so that the folder is what has to be writable.
+    """
+    folder = path.parent
+    try:
+        if stat.S_ISDIR(os.stat(path).st_mode):
+            return "it is a folder"
+        if not replaces:
+            return None if os.access(path, os.W_OK) else "it cannot be written"
+    except FileNotFoundError:  # also of a link that leads to a file that is not there yet
+        if os.path.islink(path) and not replaces:
+            folder = Path(os.path.realpath(path)).parent
+    except OSError as exc:  # a name that is too long, a folder that nobody may look into
+        return exc.strerror or str(exc)
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
 
 
 def module_command(module: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nvcli.models.store import stored_models
-from nvcli.paths import expand_user, home_folder
+from nvcli.paths import expand_user, home_folder, why_not_writable
 from nvcli.repl.store import SessionFile, latest_name
 from nvcli.types import Message
 from tests.cli.conftest import Cli, cli  # noqa: F401 - a fixture
@@ -47,3 +47,30 @@ def test_without_a_home_nothing_is_found_and_nothing_written(cli: Cli) -> None: 
         SessionFile("a").save([[Message("user", "x")]])
     told = cli("chat", "--session", "a", "x")
     assert (told.code, "the conversation is not saved" in told.err) == (0, True)
+
+
+def test_where_a_file_could_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at, and nothing is made or changed."""
+    file, link, loop = (tmp_path / name for name in ("file", "link", "loop"))
+    file.write_text("mine")
+    link.symlink_to(tmp_path / "none" / "x")
+    loop.symlink_to(loop)
+    before = sorted(tmp_path.iterdir())
+    assert why_not_writable(file) is why_not_writable(tmp_path / "new") is None
+    assert why_not_writable(Path(os.devnull)) is None
+    assert why_not_writable(tmp_path) == "it is a folder"
+    assert why_not_writable(tmp_path / "none" / "x") == f"there is no folder {tmp_path}/none"
+    assert why_not_writable(link) == f"there is no folder {tmp_path}/none"
+    assert why_not_writable(link, replaces=True) is None
+    assert why_not_writable(file / "x") == "Not a directory"
+    assert why_not_writable(loop) == "Too many levels of symbolic links"
+    assert why_not_writable(tmp_path / ("n" * 300)) == "File name too long"
+    refused = {file}
+    monkeypatch.setattr(os, "access", lambda path, mode: path not in refused)  # root may do all
+    assert why_not_writable(file) == "it cannot be written"
+    assert why_not_writable(file, replaces=True) is None
+    refused = {tmp_path}
+    assert why_not_writable(file) is None
+    assert why_not_writable(file, replaces=True) == f"{tmp_path} cannot be written"
+    assert why_not_writable(tmp_path / "new") == f"{tmp_path} cannot be written"
+    assert (sorted(tmp_path.iterdir()), file.read_text()) == (before, "mine")

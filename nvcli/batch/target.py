@@ -11,6 +11,7 @@ from nvcli.batch.fingerprint import RunMeta, meta_path
 from nvcli.batch.options import Order, OutputFormat, Scope
 from nvcli.batch.sink import LineSink, OutputError
 from nvcli.errors import UsageError
+from nvcli.paths import why_not_writable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,9 +130,7 @@ def check_stats_file(options: BatchOptions) -> None:
         raise UsageError(f"--stats-json {path} is the input", hint="Give another file.")
     if options.output is not None and path.absolute() == options.output.absolute():
         raise UsageError(f"--stats-json {path} is the output", hint="Give another file.")
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
-        reason = "it is a folder" if path.is_dir() else f"{place} cannot be written"
+    if reason := why_not_writable(path):
         raise OutputError(f"cannot write {path}: {reason}")
 
 

@@ -11,7 +11,6 @@ import csv
 import html
 import io
 import math
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from nvcli.bench.metrics import DEFINITIONS, METRICS, latencies
 from nvcli.bench.record import dump
 from nvcli.bench.text import number
 from nvcli.errors import NvcliError, UsageError
+from nvcli.paths import why_not_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,12 +44,8 @@ def check_target(path: Path, *, has_requests: bool = True) -> None:
         if not has_requests:
             raise UsageError(f"--out {path}: single steps have no requests to write", param="out")
         _histogram_class()
-    if path.is_dir():
-        raise UsageError(f"--out {path}: that is a folder", param="out")
-    if not path.parent.is_dir():
-        raise UsageError(f"--out {path}: there is no folder {path.parent}", param="out")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(f"--out {path}: nothing may be written there", param="out")
+    if reason := why_not_writable(path):
+        raise UsageError(f"--out {path}: {reason}", param="out")
 
 
 def write(path: Path, source: Path, runs: Sequence[Run], summaries: Sequence[Summary]) -> None:

@@ -17,6 +17,7 @@ from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
 from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
 from nvcli.errors import NvcliError, UsageError
+from nvcli.paths import why_not_writable
 from nvcli.repl.command_view import read_schema
 from nvcli.repl.numbers import startup_lines
 from nvcli.repl.render import ThinkingView
@@ -214,8 +215,8 @@ def chat(
         prompt is None and has_terminal and not (raw or is_machine_read or dry_run)
     )
     _refuse(opens_conversation and stats_json is not None, "--stats-json", "a conversation")
-    if stats_json is not None and not stats_json.parent.is_dir():
-        raise NvcliError(f"cannot write {stats_json}: there is no folder {stats_json.parent}")
+    if stats_json is not None and (reason := why_not_writable(stats_json)):
+        raise NvcliError(f"cannot write {stats_json}: {reason}")
     if has_tools and not allow_tool and not (_find_keyboard() or is_terminal(sys.stderr)):
         raise UsageError(
             "tools need a terminal where each call is asked for",

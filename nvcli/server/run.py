@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError, UsageError
 from nvcli.heap import frozen_heap
+from nvcli.paths import why_not_writable
 from nvcli.server.app import create_app
 from nvcli.server.errors import NotReadyError
 from nvcli.server.hangup import Hangup
@@ -318,14 +319,7 @@ async def _in_daemon_thread(work: Callable[[], Any]) -> Any:
 
 def _check_place(path: Path) -> None:
     """Raises `UsageError` before minutes of loading for what would be refused after them."""
-    reason = ""
-    if path.is_dir():
-        reason = "it is a folder"
-    elif not path.parent.is_dir():
-        reason = f"there is no folder {path.parent}"
-    elif not os.access(path.parent, os.W_OK | os.X_OK):
-        reason = f"{path.parent} cannot be written"
-    if reason:
+    if reason := why_not_writable(path, replaces=True):
         raise UsageError(f"cannot write {path}: {reason}", param="ready_file")
 
 

@@ -178,9 +178,17 @@ def test_quiet_leaves_only_answers_and_errors(cli: Cli) -> None:
 
 
 def test_the_statistics_file_is_checked_before_the_answer(cli: Cli, tmp_path: Path) -> None:
-    result = cli("chat", "--stats-json", str(tmp_path / "no" / "s.json"), "x")
-    assert (result.code, result.err.count("\n")) == (1, 1)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "no" / "s.json")
+    before = sorted(tmp_path.iterdir())
+    for place in ("no/s.json", "", "file/s.json", "link", "n" * 300):
+        result = cli("chat", "--stats-json", str(tmp_path / place), "x")
+        assert (result.code, result.out, result.err.count("\n")) == (1, "", 1), place
+        assert result.err.startswith(f"nvcli: cannot write {tmp_path / place}: ")
     assert cli.loads == []
+    assert sorted(tmp_path.iterdir()) == before
+    assert cli("chat", "--stats-json", str(tmp_path / "file"), "x").code == 0
+    assert json.loads((tmp_path / "file").read_text())["command"] == "chat"
 
 
 @pytest.mark.parametrize(
