@@ -24,6 +24,7 @@ from nvcli.errors import NvcliError
 from nvcli.text.words import counted
 
 if TYPE_CHECKING:
+    from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
     from nvcli.models.config import ModelConfig
     from nvcli.text import Tokenizer
@@ -46,6 +47,7 @@ class DryRun:
 
     num_records: int = 0
     num_good: int = 0
+    num_resumed: int = 0  # that the output has already
     kinds: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)  # of the bad ones
     bad: list[Failure] = field(default_factory=list)
@@ -65,6 +67,7 @@ class DryRun:
             "records": self.num_records,
             "good": self.num_good,
             "bad": sum(self.codes.values()),
+            "resumed": self.num_resumed,
             "kinds": dict(self.kinds),
             "errors": dict(self.codes),
             "warnings": self.doubts,
@@ -82,6 +85,8 @@ class DryRun:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.kinds.most_common())
         records = counted(self.num_records, "record")
         out = [f"{path}: {records}, {self.num_good:,} good, {num_bad:,} bad"]
+        if self.num_resumed:
+            out.append(f"in the output already: {self.num_resumed:,}")
         if kinds:
             out.append(f"kinds: {kinds}")
         for failure in self.bad:
@@ -109,9 +114,16 @@ class DryRun:
 
 
 def dry_run(
-    options: BatchOptions, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int
+    options: BatchOptions,
+    model: ModelConfig,
+    tokenizer: Tokenizer | None,
+    max_model_len: int,
+    existing: ExistingOutput | None = None,
 ) -> DryRun:
-    """Go through the input as a run would, without an engine. Raises what `read_rows` raises."""
+    """Go through the input as a run would, without an engine. Raises what `read_rows` raises.
+
+    existing: the output that a run would go on with; what is in it costs nothing.
+    """
     found = DryRun()
     ids = IdRegistry(options.on_duplicate)
     scope = Scope(options)
@@ -130,6 +142,8 @@ def dry_run(
                 duplicate = Duplicate(assigned.id, assigned.first_line, row.line)
                 found.duplicates.append(duplicate)
                 _add_bad(found, failed(record, "duplicate_id", str(duplicate)))
+            elif existing is not None and assigned.key in existing.finished:
+                found.num_resumed += 1
             elif isinstance(record, Failure):
                 _add_bad(found, record)
             else:

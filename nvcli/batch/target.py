@@ -41,8 +41,8 @@ class Target:
             raise UsageError(f"{output} is the input", hint="Give another -o.")
         if output.is_dir():
             raise UsageError(f"{output} is a folder", hint="Give a file: -o FILE.")
-        if output.exists() and not os.access(output, os.W_OK):
-            raise OutputError(f"cannot write {output}: Permission denied")
+        if reason := why_not_writable(output):
+            raise OutputError(f"cannot write {output}: {reason}")
         has_content = output.is_file() and output.stat().st_size > 0
         if options.continues:
             target.meta = target._resumed_meta(output, has_content, description or {})

@@ -22,7 +22,7 @@ from nvcli.cli import engine_options, options  # noqa: TC001
 from nvcli.cli.attach import attach as find_server
 from nvcli.cli.bundles import bundled
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
-from nvcli.cli.command import settings_of
+from nvcli.cli.command import refuse_typed, settings_of
 from nvcli.cli.console import check_standard_output, print_text
 from nvcli.cli.engine_options import EngineOptions, check_replicas, replicas_loader
 from nvcli.cli.prompt_input import text_or_file
@@ -45,6 +45,12 @@ nvcli batch reviews.csv --column text -s @classify.txt -o labels.jsonl
 cat prompts.txt | nvcli batch - --input-format text --output-format text
 nvcli batch prompts.jsonl -o answers.jsonl --replicas 8     on 8 GPUs, or a cluster's
 nvcli batch prompts.jsonl --dry-run                   count tokens, find bad lines, no GPU"""
+
+
+# What is about the course of a run, or its answers alone.
+NOT_IN_A_DRY_RUN = frozenset(
+    ("order", "window", "max_errors", "progress", "stats_json", "include_thinking")
+)
 
 
 @bundled
@@ -122,6 +128,13 @@ def batch(
         seed=drawn.seed,
     )
     check_replicas(replicas, ray_address)
+    if dry_run:
+        refuse_typed(ctx, "--dry-run", NOT_IN_A_DRY_RUN)
+    if dry_run and attach not in (None, "auto", "never"):
+        raise UsageError(
+            "--dry-run counts with the model's files here, --attach is for a run",
+            hint="Leave it out, or give --attach never.",
+        )
     if dry_run and replicas is not None:
         raise UsageError("--replicas is for a run, --dry-run estimates for one GPU")
     if json and not dry_run:
@@ -221,24 +234,30 @@ def _announced(
 
 
 def _dry_run(chosen: BatchOptions, config: EngineConfig, *, as_json: bool) -> int:
-    """Exit code 2 where a run would refuse the input, 4 where records would fail."""
+    """Exit code 2 where a run would refuse the input or the output, 4 where records would fail."""
     from json import dumps
 
     from nvcli.batch.dry_run import dry_run
+    from nvcli.batch.fingerprint import fingerprint
     from nvcli.batch.job import SOME_FAILED
+    from nvcli.batch.target import Target
     from nvcli.models.config import ModelConfig
     from nvcli.models.resolve import resolve_model
     from nvcli.text import load_tokenizer
 
     folder = resolve_model(config.model)
+    is_file = chosen.output is not None
+    target = Target.check(chosen, fingerprint(chosen, config, folder) if is_file else None)
+    target.scan()
     model = ModelConfig.from_hf(folder)
     tokenizer = load_tokenizer(folder, is_optional=config.load_format == "dummy")
     length = config.max_model_len or model.max_position_embeddings
-    found = dry_run(chosen, model, tokenizer, length)
+    found = dry_run(chosen, model, tokenizer, length, target.existing)
     if as_json:
         print_text(dumps(found.as_json()))
     else:
         print_text("\n".join(found.lines(chosen.input)))
     if found.duplicates or (chosen.is_strict and found.codes):
         return 2
-    return SOME_FAILED if found.codes else 0
+    kept_errors = target.existing.num_errors if target.existing is not None else 0
+    return SOME_FAILED if found.codes or kept_errors else 0

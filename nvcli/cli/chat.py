@@ -11,7 +11,7 @@ import typer  # noqa: TC002 - Typer reads the annotations of `chat`
 
 from nvcli.cli import engine_options, options
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import Command, settings_of, typed_names
+from nvcli.cli.command import Command, refuse_typed, settings_of, typed_names
 from nvcli.cli.console import Spinner, is_terminal
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
@@ -48,6 +48,15 @@ nvcli chat -x "A Python one-liner" > a.py       only the code block
 nvcli chat --schema s.json "Describe Paris"     JSON of a schema
 nvcli chat --tools tools.py "What is 7 * 6?"    with functions of yours
 nvcli chat -c "And then?"                       go on with the last conversation"""
+
+
+# What is about an answer, its end or a conversation. Sampling values are checked as in a run.
+NOT_IN_A_DRY_RUN = frozenset(
+    {
+        *("interactive", "no_save", "no_history", "show_thinking", "no_stream", "markdown"),
+        *("extract", "stream_json", "stats", "stats_json", "fail_on_length"),
+    }
+)
 
 
 class ChatCommand(Command):
@@ -209,6 +218,9 @@ def chat(
     ):
         _refuse(raw and is_given, "--raw", flag)
         _refuse(dry_run and is_given and flag != "--schema", "--dry-run", flag)
+    if dry_run:
+        refuse_typed(ctx, "--dry-run", NOT_IN_A_DRY_RUN)
+        interactive = False
     _refuse_idle_flags(ctx, is_machine_read=is_machine_read, has_tools=has_tools)
     has_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     opens_conversation = interactive or (

@@ -22,7 +22,7 @@ from nvcli.logs import configure_logging
 from nvcli.repl.screen import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from nvcli.repl.screen import Screen
 
@@ -77,6 +77,16 @@ def typed_names(ctx: typer.Context) -> list[str]:
     """The parameters that stand on the command line, by their names in the code."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
     return [name for name, s in sources.items() if s is not None and s.name == "COMMANDLINE"]
+
+
+def refuse_typed(ctx: typer.Context, flag: str, names: Collection[str]) -> None:
+    """Raises `UsageError` for one of these parameters on the command line: beside `flag` it would
+    do nothing. From a file or the environment it stands for other runs, and is let be."""
+    typed = set(typed_names(ctx)).intersection(names)
+    for param in ctx.command.params:
+        if param.name in typed:
+            other = next(name for name in param.opts if name.startswith("--"))
+            raise UsageError(f"{flag} and {other} contradict each other", hint="Leave one out.")
 
 
 class HelpPages:

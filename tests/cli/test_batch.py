@@ -69,6 +69,13 @@ def test_the_other_name_is_hidden(cli: Cli) -> None:
         (["batch", "x", "-t", "3"], "temperature"),
         (["batch", "x", "--resum"], "--resume"),
         (["batch", "x", "--json"], "--dry-run"),
+        (["batch", "x", "--dry-run", "--stats-json", "s.json"], "--dry-run and --stats-json"),
+        (["batch", "x", "--dry-run", "--window", "9"], "--dry-run and --window"),
+        (["batch", "x", "--dry-run", "--order", "input"], "--dry-run and --order"),
+        (["batch", "x", "--dry-run", "--max-errors", "9"], "--dry-run and --max-errors"),
+        (["batch", "x", "--dry-run", "--progress", "none"], "--dry-run and --progress"),
+        (["batch", "x", "--dry-run", "--include-thinking"], "--dry-run and --include-thinking"),
+        (["batch", "x", "--dry-run", "--attach", "uds"], "--attach never"),
     ],
 )
 def test_usage_errors_are_one_line(cli: Cli, args: list[str], part: str) -> None:
@@ -114,6 +121,28 @@ def test_dry_run_needs_no_torch(checkpoint: Path, tmp_path: Path) -> None:
     }
     assert found["estimate_s"] >= 0
     assert run_python(WITHOUT_TORCH, *args, "--strict").returncode == 2
+
+
+@pytest.mark.torch
+def test_a_dry_run_looks_at_the_output(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    """As the run would that it stands for, and changes nothing."""
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "hello"}, {"prompt": "you"}])
+    out = tmp_path / "out.jsonl"
+    run = ["batch", str(source), "-m", str(checkpoint), "-o", str(out)]
+    assert cli(*run, "--dry-run").code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+    assert cli(*run, "--limit", "1", "-n", "2", "--attach", "never").code == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    told = cli(*run, "--dry-run")
+    assert (told.code, told.err.count("\n")) == (2, 1)
+    assert f"{out} is there already" in told.err
+    found = json.loads(cli(*run, "-n", "2", "--resume", "--dry-run", "--json").out)
+    assert (found["records"], found["good"], found["resumed"]) == (2, 1, 1)
+    assert "in the output already: 1\n" in cli(*run, "-n", "2", "--resume", "--dry-run").out
+    assert "sampling changed" in cli(*run, "-n", "3", "--resume", "--dry-run").err
+    nowhere = cli(*run[:-1], str(tmp_path / "none" / "o.jsonl"), "--dry-run")
+    assert (nowhere.code, "there is no folder" in nowhere.err) == (1, True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def nvcli(*args: str | Path) -> list[str]:

@@ -161,12 +161,31 @@ def test_a_model_that_calls_for_ever_is_stopped(cli: Cli) -> None:
         ["--raw", "-c"],
         ["--raw", "--tools", TOOLS],
         ["--dry-run", "-c"],
+        ["--dry-run", "--stats-json", "s.json"],
+        ["--dry-run", "--stats"],
+        ["--dry-run", "--stream-json"],
+        ["--dry-run", "-x"],
+        ["--dry-run", "-i"],
+        ["--dry-run", "--no-save"],
+        ["--dry-run", "--no-history"],
+        ["--dry-run", "--no-stream"],
+        ["--dry-run", "--plain"],
+        ["--dry-run", "--show-thinking", "full"],
+        ["--dry-run", "--fail-on-length"],
     ],
 )
 def test_contradictions(cli: Cli, args: list[str]) -> None:
     result = cli("chat", *args, "x")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert cli.loads == []
+
+
+def test_a_dry_run_leaves_what_is_set_for_other_runs(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVCLI_CHAT_STATS", "1")
+    monkeypatch.setenv("NVCLI_CHAT_NO_SAVE", "1")
+    assert cli("chat", "--dry-run", "--raw", "Hi").out == "Hi\n"
 
 
 def test_quiet_leaves_only_answers_and_errors(cli: Cli) -> None:
