@@ -135,11 +135,11 @@ def _keys_of(value: Mapping[str, Any], prompt_field: str | None) -> dict[Kind, s
     """The kinds that a row asks to be taken for, with the key of each. Null asks for nothing beside
     another key; `url` and `body` are also names that people's data has."""
     prompt = prompt_field if prompt_field is not None and prompt_field in value else "prompt"
-    keys = {Kind.MESSAGES: "messages", Kind.PROMPT: prompt}
+    keys = {Kind.MESSAGES: "messages"}
     if "url" in value and isinstance(value.get("body"), dict):
         keys = {Kind.OPENAI: "body", **keys}
-    if prompt in ("messages", "body"):  # --prompt-field names the key of another kind
-        del keys[Kind.PROMPT]
+    if prompt not in keys.values():  # --prompt-field may name the key of another kind
+        keys[Kind.PROMPT] = prompt
     present = {kind: key for kind, key in keys.items() if key in value}
     given = {kind: key for kind, key in present.items() if value[key] is not None}
     if not present and ("url" in value or "body" in value):

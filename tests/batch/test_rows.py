@@ -195,6 +195,26 @@ def test_kinds_where_data_has_keys_of_its_own(
 
 
 @pytest.mark.parametrize(
+    ("field", "record", "kind"),
+    [
+        ("body", {"body": "text"}, "prompt"),
+        ("body", {"url": "http://x", "body": "text"}, "prompt"),
+        ("body", {"url": "/v1/completions", "body": {"prompt": "x"}}, "openai"),
+        ("url", {"url": "http://x", "body": "text"}, "prompt"),
+        ("messages", {"messages": []}, "messages"),
+        ("q", {"q": "x", "prompt": "data"}, "prompt"),
+        ("q", {"prompt": "x"}, "prompt"),
+    ],
+)
+def test_kinds_where_the_prompt_has_another_name(
+    tmp_path: Path, field: str, record: dict[str, object], kind: str
+) -> None:
+    (row,) = rows(tmp_path, json.dumps(record).encode())
+    found = identify(row, field)
+    assert (found.kind, found.problem) == (kind, None)
+
+
+@pytest.mark.parametrize(
     ("record", "keys"),
     [
         ({"prompt": "x", "messages": []}, "messages and prompt"),
