@@ -150,15 +150,12 @@ class Command(HelpPages, TyperCommand):
         return [*own[:-1], *shared, own[-1]]  # the help option stays last
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            with _naming_command(ctx):
-                given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-            if not given.get("help"):
-                _check_given(self, ctx, given)
-                self._read_configuration(ctx, given)
-                more = more_flags(self, ctx, given)
-                ctx.meta[VARIABLES] = {name: variable for name, (_, variable) in more.items()}
-                args = [*(word for words, _ in more.values() for word in words), *args]
+        given = _checked(self, ctx, args)
+        if given is not None:
+            self._read_configuration(ctx, given)
+            more = more_flags(self, ctx, given)
+            ctx.meta[VARIABLES] = {name: variable for name, (_, variable) in more.items()}
+            args = [*(word for words, _ in more.values() for word in words), *args]
         with _naming_command(ctx):
             return super().parse_args(ctx, args)
 
@@ -193,12 +190,21 @@ class Command(HelpPages, TyperCommand):
             raise
 
 
-def _check_given(command: Any, ctx: Any, given: dict[str, Any]) -> None:
-    """What Typer says in words of its own, or takes for something else."""
+def _checked(command: Any, ctx: Any, args: list[str]) -> dict[str, Any] | None:
+    """What is typed, without what Typer says in words of its own, or takes for something else;
+    None for help and completion, which go no further.
+    """
+    if ctx.resilient_parsing:
+        return None
+    with _naming_command(ctx):
+        given, _, _ = command.make_parser(ctx).parse_args(args=list(args))
+    if given.get("help"):
+        return None
     for param in command.get_params(ctx):
         flag = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
         declare.check_file_name(param, given.get(param.name), flag)
     check_switches(command, ctx, given)
+    return dict(given)
 
 
 @contextlib.contextmanager
@@ -216,11 +222,7 @@ class Group(HelpPages, TyperGroup):
     """The root: unknown commands get a suggestion."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not ctx.resilient_parsing:
-            with _naming_command(ctx):
-                given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-            if not given.get("help"):
-                _check_given(self, ctx, given)
+        _checked(self, ctx, args)
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

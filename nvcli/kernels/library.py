@@ -33,11 +33,10 @@ def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """x W^T.  x: [T, in]; weight: [out, in]; out: [T, out] to write to"""
     algorithm = _named(x, weight, adds=False)
     if algorithm is not None:
-        y = out
-        if y is None:
-            y = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-        if cublaslt.multiply(x, weight, y, algorithm, adds=False):
-            return y
+        if out is None:
+            out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+        if cublaslt.multiply(x, weight, out, algorithm, adds=False):
+            return out
     with _door(x):
         return torch.mm(x, weight.t(), out=out)
 
