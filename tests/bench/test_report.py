@@ -374,9 +374,9 @@ def test_card(tmp_path: Path, cli: Cli) -> None:
 
 
 def test_a_full_disk_is_told_with_the_run_that_it_holds() -> None:
-    with pytest.raises(NvcliError, match=r"^cannot write /dev/full: No space"):  # noqa: SIM117
-        with RunWriter(Path("/dev/full"), HEADER):
-            pass
+    told = pytest.raises(NvcliError, match=r"^cannot write /dev/full: No space")
+    with told, RunWriter(Path("/dev/full"), HEADER):
+        pass
 
 
 @pytest.mark.parametrize("verb", ["latency", "throughput", "serve"])
