@@ -20,17 +20,15 @@ Invariants (checked by `BlockManager.check`):
 
 from __future__ import annotations
 
-from array import array
-from hashlib import blake2b
 from typing import TYPE_CHECKING
+
+from nvcli.engine.block_names import BlockNames
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from nvcli.engine.sequence import Sequence
     from nvcli.engine.step import HashedBlock
-
-DIGEST_SIZE = 16  # bytes: two different prefixes never meet
 
 
 class FreeBlockQueue:
@@ -91,6 +89,7 @@ class BlockManager:
         self._queue = FreeBlockQueue(num_blocks)
         self._digests: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
+        self._names = BlockNames(block_size)
         self.num_queried_tokens = 0  # known tokens of admitted sequences
         self.num_hit_tokens = 0  # of those, not computed again
         self.num_evictions = 0  # named blocks reused for something else
@@ -128,7 +127,7 @@ class BlockManager:
             num_full = seq.num_tokens // self.block_size
             while len(found) < num_full:
                 first, count = len(found), min(num_full, 2 * len(found) + 1)  # a miss names few
-                for digest in self._names(seq, count)[first:count]:
+                for digest in self._names.of(seq, count)[first:count]:
                     block = self._block_of.get(digest)
                     if block is None:
                         return found
@@ -192,7 +191,7 @@ class BlockManager:
         num_full = num_tokens // self.block_size
         if num_full <= seq.num_hashed_blocks:
             return named  # nearly always
-        names = self._names(seq, num_full)
+        names = self._names.of(seq, num_full)
         for index in range(seq.num_hashed_blocks, num_full):
             block, digest = seq.block_table[index], names[index]
             if digest not in self._block_of:
@@ -212,22 +211,6 @@ class BlockManager:
         del self._block_of[digest]
         self._digests[block] = None
 
-    def _names(self, seq: Sequence, count: int) -> list[bytes]:
-        """Of the sequence's first `count` full blocks at least: computed once, kept with it."""
-        names, size = seq.block_hashes, self.block_size
-        if len(names) >= count:
-            return names
-        first = len(names) * size
-        tokens = array("i", seq.known_tokens(first, count * size))
-        assert len(tokens) == count * size - first, "only a full block of known tokens has a name"
-        data = tokens.tobytes()
-        width = size * tokens.itemsize
-        parent = names[-1] if names else _salt(seq.cache_salt)
-        for at in range(0, len(data), width):
-            parent = blake2b(parent + data[at : at + width], digest_size=DIGEST_SIZE).digest()
-            names.append(parent)
-        return names
-
     # --- integrity -------------------------------------------------------------------------------
 
     def check(self, holders: Iterable[Sequence]) -> None:
@@ -244,10 +227,3 @@ class BlockManager:
         assert sorted(queued) == free, "the queue is not the set of free blocks"
         named = {digest: block for block, digest in enumerate(self._digests) if digest is not None}
         assert named == self._block_of, "names and blocks disagree"
-
-
-def _salt(text: str | None) -> bytes:
-    """What the name of a first block begins with."""
-    if text is None:
-        return b""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()

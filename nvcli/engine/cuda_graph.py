@@ -333,10 +333,10 @@ def _brought_blocks(plan: StepPlan, block_size: int) -> dict[int, int] | None:
         return None
     if not plan.block_writes:
         return {}
-    found = {slot: (entry, block) for slot, entry, block in plan.block_writes}
-    if len(found) < len(plan.block_writes):
-        return None
     entries = {row.slot: row.start // block_size for row in plan.rows}
-    if any(entries.get(slot) != entry for slot, (entry, _) in found.items()):
-        return None
-    return {slot: block for slot, (_, block) in found.items()}
+    found: dict[int, int] = {}
+    for slot, entry, blocks in plan.block_writes:
+        if len(blocks) > 1 or entries.get(slot) != entry:
+            return None
+        found[slot] = blocks[0]
+    return found

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from nvcli.kernels.noise import as_int64
 
 if TYPE_CHECKING:
     from nvcli.engine.staging import Array
-    from nvcli.engine.step import StepPlan
+    from nvcli.engine.step import BlockWrite, StepPlan
 
 
 @dataclass(slots=True)
@@ -31,9 +32,7 @@ class Deltas:
     def of(cls, plan: StepPlan) -> Self:
         deltas = cls()
         if plan.block_writes:
-            last = {(slot, entry): block for slot, entry, block in plan.block_writes}
-            triples = [(slot, entry, block) for (slot, entry), block in last.items()]
-            deltas.block_writes = deltas.add(np.array(triples, np.int64).T.copy())
+            deltas.block_writes = deltas.add(_by_block(plan.block_writes))
         if plan.slot_inits:
             floats = np.zeros((len(plan.slot_inits), 8), np.float64)
             ints = np.zeros((len(plan.slot_inits), 8), np.int64)
@@ -67,3 +66,15 @@ class Deltas:
     def add(self, array: Array) -> int:
         self.arrays.append(array)
         return len(self.arrays) - 1
+
+
+def _by_block(writes: list[BlockWrite]) -> Array:
+    """[3, n] int64: slots, entries and blocks, a column for each block."""
+    heads = np.array([(slot, entry, len(blocks)) for slot, entry, blocks in writes], np.int64)
+    slots, entries, counts = heads.T
+    ends = counts.cumsum()
+    found = np.empty((3, int(ends[-1])), np.int64)
+    found[0] = slots.repeat(counts)
+    found[1] = np.arange(found.shape[1]) + (entries + counts - ends).repeat(counts)
+    found[2] = list(chain.from_iterable(write.blocks for write in writes))
+    return found

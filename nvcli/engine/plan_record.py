@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def encode_plan(plan: StepPlan) -> bytes:
-    rows, block_writes = plan.rows, plan.block_writes
+    rows = plan.rows
     pools = {row.slot: row.seq.pools for row in rows} if plan.slot_inits else {}
     masks = [
         (index, np.asarray(row.seq.mask, np.int32).tobytes())
@@ -32,7 +32,7 @@ def encode_plan(plan: StepPlan) -> bytes:
     record = (
         plan.step_id,
         _pack((row.slot, row.start, row.n, row.samples, row.is_stored) for row in rows),
-        _pack(block_writes),
+        [(write.slot, write.entry, _pack_ids(write.blocks)) for write in plan.block_writes],
         [_pack_init(init, pools.get(init.slot)) for init in plan.slot_inits],
         [(write.slot, write.start, _pack_ids(write.token_ids)) for write in plan.token_writes],
         masks,
@@ -72,13 +72,10 @@ class PlanMirror:
         step_id, rows, block_writes, inits, token_writes, masks = pickle.loads(data)  # from rank 0
         plan = StepPlan(step_id)
         plan.slot_inits = [self._admit(init) for init in inits]
-        for slot, entry, block in _unpack(block_writes, 3):
-            plan.block_writes.append(BlockWrite(slot, entry, block))
-            table = self._of(slot).block_table
-            if entry == len(table):
-                table.append(block)
-            else:
-                table[entry] = block
+        for slot, entry, packed in block_writes:
+            blocks = _unpack_ids(packed)
+            plan.block_writes.append(BlockWrite(slot, entry, blocks))
+            self._of(slot).block_table[entry : entry + len(blocks)] = blocks
         plan.token_writes = [
             TokenWrite(slot, start, _unpack_ids(ids)) for slot, start, ids in token_writes
         ]

@@ -199,9 +199,9 @@ class Scheduler:
         start, table = seq.num_computed_tokens, seq.block_table
         end = start + n
         known = len(seq.prompt_token_ids) + len(seq.output_token_ids)
-        if seq.num_sent_blocks < len(table):
-            for entry in range(seq.num_sent_blocks, len(table)):
-                plan.block_writes.append(BlockWrite(seq.slot, entry, table[entry]))
+        sent = seq.num_sent_blocks
+        if sent < len(table):
+            plan.block_writes.append(BlockWrite(seq.slot, sent, table[sent:]))
             seq.num_sent_blocks = len(table)
         if seq.num_unsent_tokens:
             first = known - seq.num_unsent_tokens

@@ -47,11 +47,11 @@ class SlotInit(NamedTuple):
 
 
 class BlockWrite(NamedTuple):
-    """`block_table[slot, entry] = block`."""
+    """`block_table[slot, entry : entry + len(blocks)] = blocks`; a plan has one a slot at most."""
 
     slot: int
     entry: int
-    block: int
+    blocks: list[int]
 
 
 class TokenWrite(NamedTuple):

@@ -171,6 +171,8 @@ class SimulatedDevice:
         assert all(0 <= slot < self.max_num_seqs for slot in slots), "no such slot"
         for delta in (*plan.slot_inits, *plan.block_writes, *plan.token_writes):
             assert delta.slot in slots, "a delta without a row is lost when the launch fails"
+        written = [write.slot for write in plan.block_writes]
+        assert len(set(written)) == len(written), "two block writes of one slot"
         if self.blocks is None:
             return
         fresh = {block for block, _ in plan.hashed_blocks}
@@ -200,8 +202,9 @@ class SimulatedDevice:
 
             return apply
 
-        def block_write(slot: int, entry: int, block: int) -> Callable[[], None]:
-            return lambda: self._block_table[slot].__setitem__(entry, block)
+        def block_write(slot: int, entry: int, blocks: list[int]) -> Callable[[], None]:
+            written = dict(enumerate(blocks, entry))
+            return lambda: self._block_table[slot].update(written)
 
         def token_write(slot: int, start: int, token_ids: list[int]) -> Callable[[], None]:
             def apply() -> None:

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from nvcli.engine import block_manager
-from nvcli.engine.block_manager import FreeBlockQueue
+from nvcli.engine import block_names
+from nvcli.engine.block_manager import BlockManager, FreeBlockQueue
 from tests.builders import allocate, compute, holders, make_block_manager, make_sequence
 
 
-def queue_of(manager: block_manager.BlockManager) -> list[int]:
+def queue_of(manager: BlockManager) -> list[int]:
     return list(manager._queue)
 
 
@@ -242,14 +242,14 @@ def test_retracting_leaves_a_block_that_was_renamed_meanwhile() -> None:
 def test_each_block_is_hashed_once_per_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matching, publishing and matching again after preemption share the digests."""
     count = 0
-    blake2b = block_manager.blake2b
+    blake2b = block_names.blake2b
 
     def counting(*args: bytes, **options: int) -> object:
         nonlocal count
         count += 1
         return blake2b(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(block_manager, "blake2b", counting)
+    monkeypatch.setattr(block_names, "blake2b", counting)
     manager = make_block_manager(num_blocks=40, block_size=4)
     seq = make_sequence(range(40))
     holders[-1][1].append(seq)

@@ -391,13 +391,13 @@ def test_decoding_rows_bring_their_blocks_unless_more_changes() -> None:
     seq: Any = SimpleNamespace(epoch=0)
     rows = [Row(seq, 0, slot, start, 1, samples=True) for slot, start in ((3, 16), (0, 5), (2, 64))]
 
-    def brought(*writes: tuple[int, int, int], **more: Any) -> dict[int, int] | None:
+    def brought(*writes: tuple[int, int, list[int]], **more: Any) -> dict[int, int] | None:
         plan = StepPlan(0, rows=rows, block_writes=[BlockWrite(*w) for w in writes], **more)
         return _brought_blocks(plan, block_size=16)
 
     assert brought() == {}
-    assert brought((3, 1, 40), (2, 4, 0)) == {3: 40, 2: 0}
-    assert brought((3, 2, 40)) is None, "not where the row's token goes"
-    assert brought((3, 1, 40), (1, 0, 7)) is None, "of a slot that has no row"
-    assert brought((3, 1, 40), (3, 2, 41)) is None, "two of one row"
+    assert brought((3, 1, [40]), (2, 4, [0])) == {3: 40, 2: 0}
+    assert brought((3, 2, [40])) is None, "not where the row's token goes"
+    assert brought((3, 1, [40]), (1, 0, [7])) is None, "of a slot that has no row"
+    assert brought((3, 1, [40, 41])) is None, "two of one row"
     assert brought(token_writes=[TokenWrite(0, 5, [1])]) is None

@@ -52,7 +52,7 @@ def prepare(state: DeviceState, plan: StepPlan) -> StepInputs:
 
 
 def writes(slot: int, blocks: list[int]) -> list[BlockWrite]:
-    return [BlockWrite(slot, entry, block) for entry, block in enumerate(blocks)]
+    return [BlockWrite(slot, 0, blocks)]
 
 
 def test_a_mixed_step() -> None:
@@ -156,11 +156,16 @@ def test_seeds_of_64_bits_wrap() -> None:
     assert state.params_i[0, I.SEED].item() == -1
 
 
-def test_the_last_block_write_wins() -> None:
+def test_blocks_are_written_from_any_entry_on() -> None:
     state = make_state()
-    plan = StepPlan(0, block_writes=[BlockWrite(0, 0, 3), BlockWrite(0, 1, 4), BlockWrite(0, 0, 5)])
-    state.prepare(plan, None)  # type: ignore[arg-type]
-    assert state.block_table[0].tolist() == [5, 4, DUMMY, DUMMY]
+    block_writes = [BlockWrite(2, 1, [3, 4]), BlockWrite(0, 3, [6]), BlockWrite(1, 0, [7, 8, 9])]
+    state.prepare(StepPlan(0, block_writes=block_writes), None)  # type: ignore[arg-type]
+    assert state.block_table.tolist() == [
+        [DUMMY, DUMMY, DUMMY, 6],
+        [7, 8, 9, DUMMY],
+        [DUMMY, 3, 4, DUMMY],
+        [DUMMY] * 4,
+    ]
 
 
 def test_many_tokens_in_one_step() -> None:

@@ -71,9 +71,7 @@ class Driver:
             seq.eos_token_ids,
         )
         self.pending.slot_inits.append(init)
-        self.pending.block_writes += [
-            BlockWrite(seq.slot, i, block) for i, block in enumerate(seq.block_table)
-        ]
+        self.pending.block_writes.append(BlockWrite(seq.slot, 0, list(seq.block_table)))
 
     def step(self, *work: tuple[Sequence, int]) -> StepResult:
         """Compute so many tokens of each sequence; samples where that catches up."""

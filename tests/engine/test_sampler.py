@@ -55,7 +55,7 @@ class Bench:
         seed: int = 0,
     ) -> None:
         init = SlotInit(slot, prompt, output or [], params, seed, frozenset({EOS}))
-        writes = [BlockWrite(slot, i, slot * 16 + i) for i in range(16)]
+        writes = [BlockWrite(slot, 0, list(range(slot * 16, slot * 16 + 16)))]
         self.state.prepare(
             StepPlan(0, slot_inits=[init], block_writes=writes if slot < 6 else []),
             None,  # type: ignore[arg-type]

@@ -420,12 +420,12 @@ def test_deltas_are_told_once() -> None:
     add(scheduler, seq)
     plan = step(scheduler)
     assert [(init.slot, init.seed) for init in plan.slot_inits] == [(0, 3)]
-    assert plan.block_writes == [BlockWrite(0, 0, 0), BlockWrite(0, 1, 1)]
+    assert plan.block_writes == [BlockWrite(0, 0, [0, 1])]
     assert plan.token_writes == []
     plan = step(scheduler)
     assert (plan.slot_inits, plan.block_writes) == ([], [])
     plan = step(scheduler)
-    assert plan.block_writes == [BlockWrite(0, 2, 2)]
+    assert plan.block_writes == [BlockWrite(0, 2, [2])]
 
 
 def test_counts() -> None:
