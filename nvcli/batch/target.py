@@ -37,8 +37,6 @@ class Target:
         check_stats_file(options)
         if output is None:
             return target
-        if not options.is_stdin and _is_same(output, options.input):
-            raise UsageError(f"{output} is the input", hint="Give another -o.")
         if output.is_dir():
             raise UsageError(f"{output} is a folder", hint="Give a file: -o FILE.")
         if reason := why_not_writable(output):
@@ -122,17 +120,7 @@ def _truncate(path: Path) -> None:
 
 
 def check_stats_file(options: BatchOptions) -> None:
-    """What a run writes last is looked at first. Raises `UsageError` and `OutputError`."""
+    """What a run writes last is looked at first. Raises `OutputError`."""
     path = options.stats_json
-    if path is None:
-        return
-    if not options.is_stdin and _is_same(path, options.input):
-        raise UsageError(f"--stats-json {path} is the input", hint="Give another file.")
-    if options.output is not None and path.absolute() == options.output.absolute():
-        raise UsageError(f"--stats-json {path} is the output", hint="Give another file.")
-    if reason := why_not_writable(path):
+    if path is not None and (reason := why_not_writable(path)):
         raise OutputError(f"cannot write {path}: {reason}")
-
-
-def _is_same(path: Path, other: str) -> bool:
-    return path.exists() and os.path.exists(other) and os.path.samefile(path, other)

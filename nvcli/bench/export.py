@@ -51,8 +51,6 @@ def check_target(path: Path, *, has_requests: bool = True) -> None:
 def write(path: Path, source: Path, runs: Sequence[Run], summaries: Sequence[Summary]) -> None:
     """Write one file. Raises `NvcliError` when the disk refuses."""
     check_target(path)
-    if path.suffix == ".jsonl" and path.exists() and path.samefile(source):
-        return
     makers: dict[str, Callable[[], str | bytes]] = {
         ".json": lambda: report_json(summaries) + "\n",
         ".jsonl": source.read_bytes,

@@ -17,6 +17,7 @@ from nvcli.cli import declare
 from nvcli.cli.complaints import FILES, VARIABLES, name_flag
 from nvcli.cli.console import ColorMode, make_screen, print_text
 from nvcli.cli.environment import check_switches, more_flags, unknown_variables, variable_of
+from nvcli.cli.overwrites import check_overwrites
 from nvcli.errors import UsageError, meant
 from nvcli.logs import configure_logging
 from nvcli.repl.screen import visible
@@ -180,6 +181,7 @@ class Command(HelpPages, TyperCommand):
             raise typer.Exit
         for name in (*_GLOBALS, "show_config"):
             ctx.params.pop(name)
+        check_overwrites(self, ctx, log_file=settings.log_file, config=settings.config)
         settings.start_logging()
         for sentence in unknown_variables(self, ctx):
             settings.screen().warn(sentence)
@@ -224,6 +226,11 @@ class Group(HelpPages, TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _checked(self, ctx, args)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Also a command: `nvcli bench` without a verb."""
+        check_overwrites(self, ctx)
+        return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]

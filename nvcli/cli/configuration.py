@@ -123,6 +123,11 @@ def section_of(ctx: Any) -> str:
     return str(ctx.info_name)
 
 
+def configuration_paths() -> list[Path]:
+    """The files that are read where none is named; they need not be there."""
+    return [path for path, _, _ in _files(None)]
+
+
 def _files(config: Path | None) -> list[tuple[Path, str, bool]]:
     """(path, name in messages, whether somebody else may have written it)"""
     if config is not None:

@@ -25,7 +25,7 @@ OUTPUT = "Output"
 GLOBAL = "General"
 CLUSTER = "Cluster"
 ARGUMENTS = "Arguments"
-_OF_FILES = frozenset({"FILE", "PATH", "OUT", "FOLDER", "INPUT"})  # metavars
+OF_FILES = frozenset({"FILE", "PATH", "OUT", "FOLDER", "INPUT"})  # metavars
 
 
 def option(
@@ -48,7 +48,7 @@ def option(
 def check_file_name(param: Any, value: Any, flag: str) -> None:
     """Raises `UsageError` where an option that names a file is given an empty name, most often a
     variable of the shell that is not set; `Path` would make the folder one is in of it."""
-    if param.metavar in _OF_FILES and "" in (value if isinstance(value, list) else [value]):
+    if param.metavar in OF_FILES and "" in (value if isinstance(value, list) else [value]):
         raise UsageError(f"{flag}: the name is empty", hint="Give a file, or leave it out.")
 
 
