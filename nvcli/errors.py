@@ -10,7 +10,7 @@ Assertions are for our own invariants; anything a user can cause raises one of t
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,6 +123,19 @@ class ContextLengthError(RequestError):
     """The prompt does not fit into the context, or into the KV cache."""
 
     code = "context_length_exceeded"
+
+    @classmethod
+    def of_prompt(cls, size: int, limit: int, *, needs_room: bool = True) -> Self | None:
+        """What is wrong with a prompt of `size` tokens in a context of `limit`, None where it fits:
+        in the words of the engine, for who asks without one. needs_room: an answer follows."""
+        if size + int(needs_room) <= limit:
+            return None
+        return cls(
+            f"the prompt has {size:,} tokens, the context holds {limit:,}"
+            + (" with at least one for the answer" if needs_room else ""),
+            hint="Shorten the prompt or raise --max-model-len.",
+            param="prompt",
+        )
 
 
 class TemplateError(RequestError):

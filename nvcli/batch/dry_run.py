@@ -17,10 +17,11 @@ from nvcli.batch.identity import IdRegistry
 from nvcli.batch.options import OnDuplicate, Scope
 from nvcli.batch.prescan import MAX_LISTED, Duplicate
 from nvcli.batch.progress import format_duration
-from nvcli.batch.records import Failure, Record, failed, identify, parse_record
+from nvcli.batch.records import Failure, Record, failed, failure_of, identify, parse_record
 from nvcli.batch.rows import read_rows
 from nvcli.batch.spelling import Teller
-from nvcli.errors import NvcliError
+from nvcli.errors import ContextLengthError, NvcliError
+from nvcli.protocol.pooling import EmbeddingRequest
 from nvcli.text.words import counted
 
 if TYPE_CHECKING:
@@ -174,12 +175,13 @@ def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_l
         message = f"prompt holds token id {outside}{end}"
         _add_bad(found, failed(record, "invalid_parameter", message))
         return
-    longest = max(len(prompt.token_ids) for prompt in prompts)
     limit = record.sampling.get("max_tokens")
-    if longest + (limit != 0) > max_model_len:
-        message = f"the prompt has {longest:,} tokens, the context holds {max_model_len:,}"
-        _add_bad(found, failed(record, "context_length_exceeded", message))
-        return
+    is_answered = limit != 0 and not isinstance(record.request, EmbeddingRequest)
+    for prompt in prompts:
+        size = len(prompt.token_ids)
+        if too_long := ContextLengthError.of_prompt(size, max_model_len, needs_room=is_answered):
+            _add_bad(found, failure_of(record, too_long))
+            return
     found.num_good += 1
     found.kinds[str(record.kind)] += 1
     found.num_unlimited += limit is None

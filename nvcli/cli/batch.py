@@ -251,7 +251,7 @@ def _dry_run(chosen: BatchOptions, config: EngineConfig, *, as_json: bool) -> in
     target.scan()
     model = ModelConfig.from_hf(folder)
     tokenizer = load_tokenizer(folder, is_optional=config.load_format == "dummy")
-    length = config.max_model_len or model.max_position_embeddings
+    length = model.model_len(config.max_model_len)
     found = dry_run(chosen, model, tokenizer, length, target.existing)
     if as_json:
         print_text(dumps(found.as_json()))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nvcli.cli import chat as chat_command
 from nvcli.cli.console import dump_json, is_terminal, print_text, timings_json, usage_json
 from nvcli.cli.sessions import open_session, open_tools
-from nvcli.errors import InterruptedRunError, NvcliError, RequestError
+from nvcli.errors import ContextLengthError, InterruptedRunError, NvcliError, RequestError
 from nvcli.repl.command_turns import code_blocks
 from nvcli.repl.numbers import SEPARATOR, emptiness, statistics_line
 from nvcli.repl.render import AnswerRenderer
@@ -251,7 +251,10 @@ def _write_statistics(options: ChatOptions, llm: ChatModel, output: RequestOutpu
 
 
 def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
-    """`--dry-run`: the exact prompt, from the tokenizer alone, or from a server that was named."""
+    """`--dry-run`: the exact prompt, from the tokenizer alone, or from a server that was named.
+
+    Raises `ContextLengthError`, behind the prompt, where a run would refuse it.
+    """
     name = options.config.model
     messages = [Message("system", options.system)] if options.system else []
     messages.append(Message("user", text))
@@ -263,16 +266,19 @@ def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
     )
     if server is not None:
         with contextlib.closing(server):
-            name = server.model_name
+            name, limit = server.model_name, server.max_model_len
             prompt = text
             if not options.is_raw:
                 prompt = server.render(messages, enable_thinking=thinking)
             count = server.count_tokens(prompt)
     else:
+        from nvcli.models.config import ModelConfig
         from nvcli.models.resolve import resolve_model
         from nvcli.text import Tokenizer
 
-        tokenizer = Tokenizer.from_folder(resolve_model(name))
+        folder = resolve_model(name)
+        limit = ModelConfig.from_hf(folder).model_len(options.config.max_model_len)
+        tokenizer = Tokenizer.from_folder(folder)
         if options.is_raw:
             prompt, count = text, len(tokenizer.encode(text))
         else:
@@ -280,6 +286,8 @@ def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
             count = len(tokenizer.encode_chat(messages, enable_thinking=thinking))
     if options.is_machine_read:
         print_text(dump_json({"model": name, "prompt": prompt, "prompt_tokens": count}))
-        return
-    print_text(visible(prompt).removesuffix("\n"))
-    screen.write_err(f"{counted(count, 'token')}\n", dim=True)
+    else:
+        print_text(visible(prompt).removesuffix("\n"))
+        screen.write_err(f"{counted(count, 'token')}\n", dim=True)
+    if error := ContextLengthError.of_prompt(count, limit):
+        raise error

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nvcli.errors import OutOfMemoryError, UsageError
+from nvcli.errors import OutOfMemoryError
 from nvcli.kernels.reference import FP8_MAX
 
 if TYPE_CHECKING:
@@ -110,19 +110,6 @@ def reserving(size: int, what: str, device: torch.device, *, hint: str) -> Itera
         yield
     except _REFUSALS as error:
         raise OutOfMemoryError(f"{message}, and the device refused it", hint=hint) from error
-
-
-def check_model_len(requested: int | None, model_limit: int) -> int:
-    """The limit of one sequence. Raises `UsageError` when `requested` is beyond the model."""
-    if requested is None:
-        return model_limit
-    if requested > model_limit:
-        raise UsageError(
-            f"--max-model-len {requested} is more than the model's {model_limit} positions",
-            hint=f"Use --max-model-len {model_limit} or less.",
-            param="max_model_len",
-        )
-    return requested
 
 
 def size_pool(

@@ -26,7 +26,6 @@ from nvcli.engine.kv_cache import (
     KVCache,
     KVCacheSpec,
     available_memory,
-    check_model_len,
     format_bytes,
     fp8_scales,
     size_pool,
@@ -99,7 +98,7 @@ class ModelRunner(StepRunner):
         is_ahead = kind == "cuda" if config.run_ahead is None else config.run_ahead
         self.depth = 1 if is_ahead else 0
         self.block_size = config.block_size
-        self.max_model_len = check_model_len(config.max_model_len, model_config.max_model_len)
+        self.max_model_len = model_config.model_len(config.max_model_len)
         self._spec = KVCacheSpec(
             num_layers=model_config.num_layers,
             num_kv_heads=max(1, model_config.num_kv_heads // group.size),

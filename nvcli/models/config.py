@@ -80,6 +80,18 @@ class ModelConfig:
         scaled = int(self.rope.original_max_position * self.rope.factor)
         return max(self.max_position_embeddings, scaled)
 
+    def model_len(self, requested: int | None) -> int:
+        """The limit of one sequence: `requested`, or all that the checkpoint allows. Raises
+        `UsageError` when `requested` is beyond that."""
+        limit = self.max_model_len
+        if requested is not None and requested > limit:
+            raise UsageError(
+                f"--max-model-len {requested} is more than the model's {limit} positions",
+                hint=f"Use --max-model-len {limit} or less.",
+                param="max_model_len",
+            )
+        return limit if requested is None else requested
+
     @property
     def kv_elements_per_token(self) -> int:
         """Elements that one token takes in the KV cache, all layers: 2 * L * Hk * D."""

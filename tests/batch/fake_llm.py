@@ -86,10 +86,8 @@ class FakeEngine:
         if not request.prompt_token_ids:
             raise RequestError("the prompt is empty")
         size = len(request.prompt_token_ids)
-        if size >= self.max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {size:,} tokens, the context holds {self.max_model_len:,}"
-            )
+        if error := ContextLengthError.of_prompt(size, self.max_model_len):
+            raise error
         params = request.params
         for name in ("prompt", "stop_token_ids", "logit_bias"):
             ids = request.prompt_token_ids if name == "prompt" else getattr(params, name) or ()

@@ -15,12 +15,11 @@ from nvcli.engine.kv_cache import (
     KVCache,
     KVCacheSpec,
     available_memory,
-    check_model_len,
     format_bytes,
     reserving,
     size_pool,
 )
-from nvcli.errors import OutOfMemoryError, UsageError
+from nvcli.errors import OutOfMemoryError
 
 pytestmark = pytest.mark.torch
 
@@ -71,14 +70,6 @@ def test_no_room_for_one_block_is_refused(blocks: int) -> None:
     with pytest.raises(OutOfMemoryError, match="left for the KV cache") as caught:
         pool(blocks)
     assert caught.value.hint is not None
-
-
-def test_a_length_beyond_the_model_is_a_usage_error() -> None:
-    assert check_model_len(None, 100) == 100
-    assert check_model_len(60, 100) == 60
-    with pytest.raises(UsageError, match="101 is more than the model's 100") as caught:
-        check_model_len(101, 100)
-    assert caught.value.exit_code == 2
 
 
 def test_views_have_a_dummy_block_of_their_own() -> None:

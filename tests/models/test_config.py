@@ -307,7 +307,16 @@ def test_yarn_in_every_spelling(tmp_path: Path, keys: dict[str, Any]) -> None:
         original_max_position=32768,
         attention_factor=0.1 * math.log(4) + 1,
     )
-    assert config.max_model_len == 131072
+    assert config.max_model_len == config.model_len(None) == config.model_len(131072) == 131072
+
+
+def test_a_length_beyond_the_model_is_a_usage_error(tmp_path: Path) -> None:
+    config = read(tmp_path, max_position_embeddings=100)
+    assert config.model_len(None) == 100
+    assert config.model_len(60) == 60
+    with pytest.raises(UsageError, match="101 is more than the model's 100") as caught:
+        config.model_len(101)
+    assert caught.value.exit_code == 2
 
 
 def test_yarn_options(tmp_path: Path) -> None:
