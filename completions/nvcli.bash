@@ -25,15 +25,16 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "chat")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --attach -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --tools --mcp --allow-tool -c --continue --session --no-save --show-thinking --no-stream -x --extract --json --stream-json --stats --stats-json --dry-run --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --attach -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format -s --system -f --file --stdin-position --no-stdin -i --interactive --raw --tools --mcp --allow-tool -c --continue --session --no-save --show-thinking --no-stream -x --extract --json --stream-json --stats --stats-json --dry-run --markdown --plain --fail-on-length --no-history -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|-s|--system|--allow-tool|-x|--extract) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--block-size|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|-s|--system|--allow-tool|-x|--extract) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --attach) kind=words words="auto never uds" ;;
                 --schema|-f|--file|--tools|--mcp|--stats-json|--log-file|--config) kind=files ;;
                 --format) kind=words words="text json" ;;
@@ -44,16 +45,17 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "batch")
-            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --attach --replicas --ray-address -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-o --output -m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --attach --replicas --ray-address -t --temperature --top-p --top-k --min-p --presence-penalty --repetition-penalty -n --max-tokens --stop --seed --think --no-think --think-budget --schema --format --input-format --prompt-field --column -s --system --raw --on-duplicate --strict --skip --limit --shard --output-format --include-thinking --echo --progress --stats-json --resume --retry-errors --force-resume --force --append --order --window --max-errors --dry-run --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:files
             case "$prev" in
                 -o|--output|--schema|--stats-json|--log-file|--config) kind=files ;;
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--replicas|--ray-address|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|--prompt-field|--column|-s|--system|--skip|--limit|--shard|--echo|--window|--max-errors) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--block-size|--replicas|--ray-address|-t|--temperature|--top-p|--top-k|--min-p|--presence-penalty|--repetition-penalty|-n|--max-tokens|--stop|--seed|--think-budget|--prompt-field|--column|-s|--system|--skip|--limit|--shard|--echo|--window|--max-errors) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --attach) kind=words words="auto never uds" ;;
                 --format) kind=words words="text json" ;;
                 --input-format) kind=words words="auto jsonl text csv parquet" ;;
@@ -65,15 +67,16 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --replicas --ray-address --host --port --uds --ready-file --api-key-file --cors-origin --allowed-host --mcp --mcp-allow --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --replicas --ray-address --host --port --uds --ready-file --api-key-file --cors-origin --allowed-host --mcp --mcp-allow --metrics --served-model-name --think --no-think --generation-config --strict-api --allow-request-template --ping-interval --log-requests --max-queue --request-timeout --drain-timeout --store-limit --storage --engine -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--replicas|--ray-address|--host|--port|--cors-origin|--allowed-host|--mcp-allow|--served-model-name|--ping-interval|--max-queue|--request-timeout|--drain-timeout|--store-limit|--storage) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--block-size|--replicas|--ray-address|--host|--port|--cors-origin|--allowed-host|--mcp-allow|--served-model-name|--ping-interval|--max-queue|--request-timeout|--drain-timeout|--store-limit|--storage) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --uds|--ready-file|--api-key-file|--mcp|--log-file|--config) kind=files ;;
                 --metrics) kind=words words="key open off" ;;
                 --generation-config) kind=words words="auto none" ;;
@@ -113,41 +116,44 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --in-len --out-len --seed --out --json -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --in-len --out-len --seed --out --json -h --help"
             kind=argument:words words="latency throughput report compare serve sweep plan"
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--in-len|--out-len|--seed) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--block-size|--in-len|--out-len|--seed) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --out) kind=files ;;
             esac ;;
         "bench latency")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--repeat|--seed) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--block-size|--repeat|--seed) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --out|--log-file|--config) kind=files ;;
                 --color) kind=words words="auto always never" ;;
                 --profile) kind=profiles ;;
             esac ;;
         "bench throughput")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic -c --concurrency --requests --duration --until-ci --repeat --warmup --slo --gpu-metrics --in-len --out-len --data --prefix --cache --turns --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic -c --concurrency --requests --duration --until-ci --repeat --warmup --slo --gpu-metrics --in-len --out-len --data --prefix --cache --turns --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:models
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-c|--concurrency|--requests|--duration|--until-ci|--repeat|--slo|--in-len|--out-len|--data|--prefix|--turns|--seed) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--block-size|-c|--concurrency|--requests|--duration|--until-ci|--repeat|--slo|--in-len|--out-len|--data|--prefix|--turns|--seed) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --warmup) kind=words words="auto" ;;
                 --cache) kind=words words="cold warm keep" ;;
                 --out|--log-file|--config) kind=files ;;
@@ -172,15 +178,16 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench serve")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --until-ci --repeat --self-test --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic -c --concurrency --rate --arrival --trace --speed --jitter --requests --duration --until-ci --repeat --self-test --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--until-ci|--repeat|--in-len|--out-len|--data|--prefix|--turns|--seed|--slo|--timeout|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--block-size|-c|--concurrency|--rate|--arrival|--speed|--requests|--duration|--until-ci|--repeat|--in-len|--out-len|--data|--prefix|--turns|--seed|--slo|--timeout|--served-model-name) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --trace|--out|--log-file|--config) kind=files ;;
                 --cache) kind=words words="cold warm keep" ;;
                 --warmup) kind=words words="auto" ;;
@@ -188,15 +195,16 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench sweep")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --enforce-eager --deterministic --concurrencies --rates --arrival --duration --until-ci --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --concurrencies --rates --arrival --duration --until-ci --in-len --out-len --data --prefix --cache --turns --seed --warmup --slo --timeout --served-model-name --gpu-metrics --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--concurrencies|--rates|--arrival|--duration|--until-ci|--in-len|--out-len|--data|--prefix|--turns|--seed|--slo|--timeout|--served-model-name) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--max-num-seqs|--tensor-parallel-size|--tp|--block-size|--concurrencies|--rates|--arrival|--duration|--until-ci|--in-len|--out-len|--data|--prefix|--turns|--seed|--slo|--timeout|--served-model-name) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --cache) kind=words words="cold warm keep" ;;
                 --warmup) kind=words words="auto" ;;
                 --out|--log-file|--config) kind=files ;;

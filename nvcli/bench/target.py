@@ -65,10 +65,16 @@ def own_target(url: str, name: str, given: dict[str, Any]) -> Target:
 
 def server_flags(fields: dict[str, Any]) -> list[str]:
     """The engine's options as `nvcli serve` takes them."""
-    names = {"memory_utilization": "gpu-memory-utilization"}
     flags = []
     for name, value in fields.items():
         if value is not None:
-            flag = f"--{names.get(name, name).replace('_', '-')}"
-            flags += [flag] if value is True else [flag, str(value)]
+            flag = flag_of(name, value)
+            flags += [flag] if isinstance(value, bool) else [flag, str(value)]
     return flags
+
+
+def flag_of(name: str, value: Any) -> str:
+    """How the command line spells a field of `EngineConfig`."""
+    names = {"memory_utilization": "gpu-memory-utilization"}
+    flag = names.get(name, name).replace("_", "-")
+    return f"--no-{flag}" if value is False else f"--{flag}"

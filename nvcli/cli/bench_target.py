@@ -42,11 +42,18 @@ def target_of(
     url: str | None, name: str | None, engine: EngineOptions, screen: Screen
 ) -> Iterator[Target]:
     """The endpoint that was named, or nvcli's own server while the block runs."""
-    from nvcli.bench.target import ANY_VOCABULARY, Target, own_target, own_vocabulary, server_flags
+    from nvcli.bench.target import (
+        ANY_VOCABULARY,
+        Target,
+        flag_of,
+        own_target,
+        own_vocabulary,
+        server_flags,
+    )
 
     fields = engine.given()
     if url is not None:
-        others = [f"--{k.replace('_', '-')}" for k in fields if k != "model"]
+        others = [flag_of(k, v) for k, v in fields.items() if k != "model"]
         if others:
             raise UsageError(f"{', '.join(others)}: the server behind URL has its own engine")
         model = engine.model

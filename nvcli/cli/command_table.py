@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
 from nvcli.cli.app import command_line
+from nvcli.config import AttentionBackendName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,6 +19,7 @@ _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _WORDS = {
     "dtype": _DTYPES,
     "kv_cache_dtype": (*_DTYPES, "fp8"),
+    "attention_backend": get_args(AttentionBackendName),
     "show_thinking": ("auto", "full", "fold", "hide"),
 }
 _DYNAMIC = {"model": "models", "session": "sessions", "profile": "profiles"}

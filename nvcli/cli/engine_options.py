@@ -68,6 +68,31 @@ EnforceEagerOpt = Annotated[
         "Launch each kernel by itself, without CUDA graphs; to look for a fault.",
     ),
 ]
+RunAheadOpt = Annotated[
+    bool | None,
+    option(
+        MODEL,
+        "--run-ahead/--no-run-ahead",
+        "Launch a step before the last one is read; same tokens. Default: on CUDA yes.",
+    ),
+]
+AttentionBackendOpt = Annotated[
+    str | None,
+    option(
+        MODEL,
+        "--attention-backend NAME",
+        "auto, triton, fa3, fa2 or torch; auto takes the fastest that fits, -v tells which.",
+    ),
+]
+BlockSizeOpt = Annotated[
+    int | None,
+    option(
+        MODEL,
+        "--block-size N",
+        "Tokens of a block of the KV cache; default 16, fa2 needs a multiple of 256.",
+        INT,
+    ),
+]
 DeterministicOpt = Annotated[
     bool,
     option(MODEL, "--deterministic", "Exactly the same tokens, whatever shares the batch; slower."),
@@ -144,6 +169,9 @@ class EngineOptions:
     max_num_seqs: MaxNumSeqsOpt = None
     tensor_parallel_size: TensorParallelOpt = None
     load_format: LoadFormatOpt = None
+    attention_backend: AttentionBackendOpt = None
+    block_size: BlockSizeOpt = None
+    run_ahead: RunAheadOpt = None
     enforce_eager: EnforceEagerOpt = False
     deterministic: DeterministicOpt = False
 
@@ -151,7 +179,9 @@ class EngineOptions:
         """What was given, as `EngineConfig` names it."""
         values = dict(vars(self))
         values["memory_utilization"] = values.pop("gpu_memory_utilization")
-        return {k: v for k, v in values.items() if v is not None and v is not False}
+        for switch in ("enforce_eager", "deterministic"):  # off as if not given
+            values[switch] = values[switch] or None
+        return {k: v for k, v in values.items() if v is not None}
 
     def config(self, model: str | None = None) -> EngineConfig:
         """`model` in place of --model. An empty name is one that was given."""

@@ -357,9 +357,29 @@ def test_check_allows_the_machine_s_own_lateness() -> None:
 
 
 def test_server_flags() -> None:
+    from nvcli.cli.app import command_line
+
     given = {"model": "m", "memory_utilization": 0.5, "max_num_seqs": None}
     assert server_flags({"enforce_eager": True}) == ["--enforce-eager"]
     assert server_flags(given) == ["--model", "m", "--gpu-memory-utilization", "0.5"]
+    given = {"run_ahead": False, "attention_backend": "fa2", "block_size": 256}
+    flags = ["--no-run-ahead", "--attention-backend", "fa2", "--block-size", "256"]
+    assert server_flags(given) == flags
+    assert server_flags({"run_ahead": True}) == ["--run-ahead"]
+    serve = command_line().commands["serve"]
+    known = {name for p in serve.params for name in (*p.opts, *p.secondary_opts)}
+    assert {flag for flag in flags if flag.startswith("--")} <= known
+
+
+def test_engine_options_beside_a_url_are_named_as_they_were_typed() -> None:
+    from nvcli.cli.bench_target import target_of
+    from nvcli.cli.engine_options import EngineOptions
+
+    given = EngineOptions(gpu_memory_utilization=0.5, run_ahead=False, deterministic=True)
+    with pytest.raises(UsageError) as caught, target_of("http://x", None, given, None):  # type: ignore[arg-type]
+        pass
+    told = caught.value.message.split(":")[0].split(", ")
+    assert sorted(told) == ["--deterministic", "--gpu-memory-utilization", "--no-run-ahead"]
 
 
 def test_own_server_says_why_nothing_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,21 @@ def test_flags_reach_the_engine(cli: Cli) -> None:
     assert (config.memory_utilization, config.load_format) == (0.4, "dummy")
     assert (config.kv_cache_dtype, config.enforce_eager) == ("fp8", True)
     assert config.deterministic
+    assert (config.attention_backend, config.block_size, config.run_ahead) == ("auto", 16, None)
+
+
+@pytest.mark.parametrize(("flag", "is_on"), [("--run-ahead", True), ("--no-run-ahead", False)])
+def test_how_steps_run_can_be_chosen(cli: Cli, flag: str, is_on: bool) -> None:
+    result = cli("chat", "--attention-backend", "fa2", "--block-size", "256", flag, "x")
+    assert result.code == 0
+    config = cli.loads[-1]
+    assert (config.attention_backend, config.block_size, config.run_ahead) == ("fa2", 256, is_on)
+
+
+def test_an_attention_backend_that_is_none(cli: Cli) -> None:
+    result = cli("chat", "--attention-backend", "fa4", "x")
+    told = "nvcli: --attention-backend must be one of auto, torch, triton, fa2, fa3, got 'fa4'\n"
+    assert (result.code, result.err, cli.loads) == (2, told, [])
 
 
 def test_environment_gives_defaults_and_flags_win(
