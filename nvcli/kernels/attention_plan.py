@@ -22,7 +22,6 @@ environment, or `set_early_keys(False)`, turns it off.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nvcli.kernels import tuned
+from nvcli.kernels import switches, tuned
 from nvcli.kernels.cuts import TILES_OF_KEYS
 from nvcli.kernels.launch import launch_options
 
@@ -45,7 +44,7 @@ MIN_LANES = 256  # one variant serves every batch up to it
 MAX_EARLY_ROWS = 8  # lanes of `find_item`: every program works out what the plan would say
 SORTED_FROM = 9  # rows: fewer start all at once, and sorting takes a step 1 or 2 us
 
-_use_early_keys = os.environ.get("NVCLI_EARLY_KEYS", "1") != "0"
+_use_early_keys = switches.is_on("NVCLI_EARLY_KEYS")
 
 
 def set_early_keys(enabled: bool) -> None:

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
 from nvcli import kernels
+from nvcli.kernels import switches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,11 +36,11 @@ FLAT_TOKENS = (
     4096  # of a row's chunk, on average, from which gathering keys takes less than it saves
 )
 FLAT_BYTES = 256 << 20  # of gathered keys and values at most
-_use_flat_keys = os.environ.get("NVCLI_FLAT_KEYS", "1") != "0"
+_use_flat_keys = switches.is_on("NVCLI_FLAT_KEYS")
 # What FA3's operator is given by name: by both calls below, and by one of them.
 GIVEN_ALWAYS = {"cu_seqlens_q", "max_seqlen_q", "softmax_scale", "is_causal", "num_splits"}
 OPERATOR_ARGUMENTS = GIVEN_ALWAYS | {"cu_seqlens_k", "seqused_k", "max_seqlen_k", "page_table"}
-_use_operator = os.environ.get("NVCLI_FA3_OPERATOR", "1") != "0"
+_use_operator = switches.is_on("NVCLI_FA3_OPERATOR")
 
 
 class _FlashAttention:

@@ -29,13 +29,14 @@ It changes when a kernel starts and never what it computes: results are bitwise 
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-_use_pdl = os.environ.get("NVCLI_PDL", "1") != "0"
+from nvcli.kernels import switches
+
+_use_pdl = switches.is_on("NVCLI_PDL")
 
 
 def set_pdl(enabled: bool) -> None:

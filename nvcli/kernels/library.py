@@ -10,14 +10,13 @@ shorter rows are as fast either way. `NVCLI_CUBLASLT=0` in the environment turns
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nvcli.kernels import cublaslt, tuned
+from nvcli.kernels import cublaslt, switches, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 LT_ROWS = range(33, 193)
 LT_COLUMNS = 4096
-_use_lt = os.environ.get("NVCLI_CUBLASLT", "1") != "0"
+_use_lt = switches.is_on("NVCLI_CUBLASLT")
 
 
 def linear(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:

@@ -18,13 +18,13 @@ both (see `BlockManager`), so tables that agree at an index agree in all keys be
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from nvcli.kernels import switches
 from nvcli.kernels.attention_plan import KEYS_PER_TILE
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ MIN_PIECE = 2 * KEYS_PER_TILE  # keys a program reads
 MAX_PARTS = 16  # pieces of a row's shared keys; scratch is made for so many
 RECORD = 8  # int32 numbers an item
 
-_use_sharing = os.environ.get("NVCLI_SHARED_PREFIX", "1") != "0"
+_use_sharing = switches.is_on("NVCLI_SHARED_PREFIX")
 
 
 def set_sharing(enabled: bool) -> None:
