@@ -1,4 +1,5 @@
-"""Write the benchmark tables of README.md from the rows: `python -m benchmarks.tables`.
+"""Write the benchmark tables of README.md and docs/kernels.md from the rows: `python -m
+benchmarks.tables`.
 
 A table stands between `<!-- NAME -->` and `<!-- end NAME -->`; a test compares what is there with
 what this would write.
@@ -11,12 +12,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import kernel_rates
 from benchmarks.rows import RESULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-README = RESULTS.parent.parent / "README.md"
+ROOT = RESULTS.parent.parent
+PAGES = {"README.md": ("engine", "cpu_generate"), "docs/kernels.md": ("kernels",)}
 
 
 def last_row(name: str) -> dict[str, Any]:
@@ -110,24 +113,31 @@ def provenance(row: dict[str, Any]) -> str:
     )
 
 
-TABLES: dict[str, Callable[[], str]] = {"engine": engine, "cpu_generate": cpu_generate}
+TABLES: dict[str, Callable[[], str]] = {
+    "engine": engine,
+    "cpu_generate": cpu_generate,
+    "kernels": kernel_rates.table,
+}
 
 
-def fill(text: str) -> str:
-    """`text` with every table written anew. Raises `ValueError` where a marker is missing."""
-    for name, make in TABLES.items():
+def fill(page: str, text: str) -> str:
+    """`text` of the page with every table written anew. Raises `ValueError` where a marker is
+    missing.
+    """
+    for name in PAGES[page]:
         start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
         before, found, rest = text.partition(start)
         _, closed, after = rest.partition(end)
         if not found or not closed:
-            raise ValueError(f"README.md has no table {name}")
-        text = f"{before}{start}\n{make()}\n\n{end}{after}"
+            raise ValueError(f"{page} has no table {name}")
+        text = f"{before}{start}\n{TABLES[name]()}\n\n{end}{after}"
     return text
 
 
 def main() -> None:
-    path = Path(README)
-    path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(fill(page, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

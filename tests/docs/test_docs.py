@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kernel_rates import Rate
+from benchmarks.tables import PAGES as TABLE_PAGES
 from benchmarks.tables import fair, fill
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,9 +65,17 @@ def test_runs_whose_host_kept_the_peer_back_are_left_out() -> None:
     assert fair([run(None)]) == [run(None)]
 
 
-def test_readme_tables_are_those_of_the_rows() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert fill(text) == text
+@pytest.mark.parametrize("page", TABLE_PAGES)
+def test_tables_are_those_of_the_rows(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert fill(page, text) == text
+
+
+def test_a_rate_is_bytes_or_operations_over_time_beside_its_floor() -> None:
+    of_bytes = Rate("a", "b", 2.0, 4.49e6, "c", peer_us=5.0)
+    assert of_bytes.line() == "| a | b | 2 | 2,245 GB/s | 50% | 5 | c |"
+    of_operations = Rate("a", "b", 2000.0, 777e9, "c", is_bytes=False)
+    assert of_operations.line() == "| a | b | 2,000 | 388 TFLOP/s | 50% |  | c |"
 
 
 def test_readme_commands_exist(cli_names: set[str]) -> None:
