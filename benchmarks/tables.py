@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import kernel_rates
