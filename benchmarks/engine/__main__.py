@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.engines import ENGINES, is_installed
-from benchmarks.engine.measure import ALL, Stopwatch, measure, peak_memory_bytes
+from benchmarks.engine.measure import ALL, Stopwatch, measure, used_memory
 from benchmarks.engine.workloads import SHAPES, write_shape
 from benchmarks.rows import write_row
 
@@ -54,7 +54,7 @@ def work(args: argparse.Namespace) -> None:
     }
     print(f"  {args.worker} ready after {ready_s:.1f} s {engine.report()}", flush=True)
     measure(engine, SHAPES[args.model], args.workloads, args.repeat, tell)
-    tell("memory", {"used_bytes": peak_memory_bytes()})
+    tell("memory", used_memory())
     engine.close()
 
 

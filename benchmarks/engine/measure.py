@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.engine import workloads
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.engine.engines import BenchEngine
 
 BATCHES = (8, 32, 64, 256)
+FP8 = "float8_e4m3fn"
 ALL = "BCADEL"  # short ones first: a run that is cut has most of them
 
 
@@ -30,22 +32,30 @@ def measure(
     repeat: int,
     tell: Callable[[str, dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Metrics by workload; `tell` hears each as soon as it is there."""
+    """Metrics by workload; `tell` hears each as soon as it is there. Seconds and rates are of the
+    best run; `step_ms` is the best run's time over the tokens of its longest output.
+    """
+    if engine.report().get("kv_cache_dtype") == FP8:
+        shape = replace(shape, fp8_cache=True)
     warm_up(engine)
     metrics: dict[str, Any] = {}
     for name in names:
         for key, values in _MEASURES[name](engine, shape, repeat).items():
-            metrics[key] = {k: _rounded(v) for k, v in values.items()}
+            metrics[key] = {k: _rounded(v) for k, v in values.items()} | used_memory()
             tell(key, metrics[key])
     return metrics
 
 
-def peak_memory_bytes() -> int:
-    """In use on the device now, by everybody."""
+def used_memory() -> dict[str, int]:
+    """In use on the device now, by everybody: what allocators once took they keep, so it is the
+    peak so far. Nothing without a GPU.
+    """
     import torch
 
+    if not torch.cuda.is_available():
+        return {}
     free, total = torch.cuda.mem_get_info()
-    return int(total - free)
+    return {"used_bytes": int(total - free)}
 
 
 def _measure_a(engine: BenchEngine, shape: Shape, repeat: int) -> dict[str, dict[str, Any]]:
@@ -56,7 +66,9 @@ def _measure_a(engine: BenchEngine, shape: Shape, repeat: int) -> dict[str, dict
         rates.append(job.num_output_tokens / engine.generate(job))
     floor = job.num_output_tokens / workloads.floor_s(shape, job)
     best = max(rates)
-    return {"A": {"tok_s": best, "all_tok_s": rates, "floor_share": best / floor}}
+    step_ms = 1e3 * job.num_output_tokens / best / max(job.output_lens)
+    found = {"tok_s": best, "all_tok_s": rates, "step_ms": step_ms, "floor_share": best / floor}
+    return {"A": found}
 
 
 def _measure_b(engine: BenchEngine, shape: Shape, repeat: int) -> dict[str, dict[str, Any]]:
@@ -102,25 +114,37 @@ def _measure_d(engine: BenchEngine, shape: Shape, repeat: int) -> dict[str, dict
 
 
 def _measure_e(engine: BenchEngine, shape: Shape, repeat: int) -> dict[str, dict[str, Any]]:
-    del shape
     engine.forget_prefixes()
     cold, warm = [], []
     for trial in range(repeat):
-        cold.append(engine.generate(workloads.shared_prefix(trial, is_warm=False)))
+        job = workloads.shared_prefix(trial, is_warm=False)
+        cold.append(engine.generate(job))
         warm.append(engine.generate(workloads.shared_prefix(trial, is_warm=True)))
-    return {"E": {"cold_s": min(cold), "warm_s": min(warm)}}
+    best = min(cold)
+    floor = workloads.shared_floor_s(shape, job, workloads.SHARED_TOKENS)
+    return {
+        "E": {
+            "cold_s": best,
+            "warm_s": min(warm),
+            "tok_s": job.num_output_tokens / best,
+            "step_ms": 1e3 * best / max(job.output_lens),
+            "floor_share": floor / best,
+        }
+    }
 
 
 def _measure_l(engine: BenchEngine, shape: Shape, repeat: int) -> dict[str, dict[str, Any]]:
     times = []
     for i in range(repeat + 1):
         engine.forget_prefixes()
-        times.append(engine.generate(workloads.long_prompt(i)))
+        job = workloads.long_prompt(i)
+        times.append(engine.generate(job))
     best = min(times)
     return {
         "L": {
             "ttft_s": best,
-            "floor_share": workloads.floor_s(shape, workloads.long_prompt(0)) / best,
+            "prefill_tok_s": job.num_prompt_tokens / best,
+            "floor_share": workloads.floor_s(shape, job) / best,
         }
     }
 

@@ -11,7 +11,8 @@
 End of sequence is always ignored. A floor is what the bytes or the operations alone would take:
 weights read once a step, each key and value once, at the bandwidth and rate given. Of experts,
 those that the step's tokens hit if routing is uniform. A shape may have fp8 weights
-(`qwen3-8b-fp8`): half the bytes, and the same operations in 16 bits.
+(`qwen3-8b-fp8`): half the bytes, and the same operations in 16 bits. An fp8 cache halves those of
+keys and values.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Shape:
     vocab: int = 151_936
     moe: MoeConfig | None = None  # in all layers
     fp8: bool = False  # the layers' weights, a byte each and a float32 for 128 x 128; dense ones
+    fp8_cache: bool = False  # a byte for each element of a key or value
 
     def config(self) -> dict[str, object]:
         """What config.json of such a checkpoint says."""
@@ -122,7 +124,7 @@ class Shape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * 2
+        return 2 * self.layers * self.kv_heads * self.head_dim * (1 if self.fp8_cache else 2)
 
 
 SHAPES = {
@@ -197,9 +199,12 @@ def prefill(repeat: int) -> Job:
     return Job(random_prompts(4000 + repeat, 64, 2048), [1] * 64, 0.0)
 
 
+SHARED_TOKENS = 2048  # of E
+
+
 def shared_prefix(trial: int, *, is_warm: bool) -> Job:
     """E. Cold: the prefix is new to the engine; warm: it is cached."""
-    prefix = random_prompts(5000 + trial, 1, 2048)[0]
+    prefix = random_prompts(5000 + trial, 1, SHARED_TOKENS)[0]
     own = random_prompts(5100 + 10 * trial + is_warm, 256, 64)
     return Job([prefix + tail for tail in own], [64] * 256, 0.6)
 
@@ -232,6 +237,17 @@ def decode_floor_s(shape: Shape, prompt_lens: list[int], output_lens: list[int])
         running -= lasting[step]
         weights += shape.bytes_read(running)
     return (weights + num_keys * shape.kv_bytes_per_token) / READ_BYTES_PER_S
+
+
+def shared_floor_s(shape: Shape, job: Job, num_shared: int) -> float:
+    """Of E: what all prompts begin with is computed once, and its keys are read once a step."""
+    own = [len(prompt) - num_shared for prompt in job.prompts]
+    matrices = 2 * shape.body_params * (num_shared + sum(own)) + 2 * shape.head_params * len(own)
+    pairs = num_shared**2 / 2 + sum(n * num_shared + n * n / 2 for n in own)  # of query and key
+    attention = 4 * pairs * shape.heads * shape.head_dim * shape.layers
+    shared_bytes = (max(job.output_lens) - 1) * num_shared * shape.kv_bytes_per_token
+    prefill = (matrices + attention) / FLOPS
+    return prefill + decode_floor_s(shape, own, job.output_lens) + shared_bytes / READ_BYTES_PER_S
 
 
 def floor_s(shape: Shape, job: Job) -> float:

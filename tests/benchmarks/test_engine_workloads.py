@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +85,44 @@ def test_fp8_weights_have_a_floor_of_their_own() -> None:
     assert fp8.config().keys() - dense.config().keys() == {"quantization_config"}
 
 
+def test_an_fp8_cache_halves_the_floor_of_keys() -> None:
+    fp8 = replace(SMALL, fp8_cache=True)
+    assert fp8.kv_bytes_per_token == 57_344
+    assert fp8.bytes_read(8) == SMALL.bytes_read(8)
+    job = workloads.offline_batch()
+    rates = [job.num_output_tokens / workloads.floor_s(shape, job) for shape in (SMALL, fp8)]
+    assert [round(rate, -2) for rate in rates] == [37_900, 67_300]
+
+
+def test_the_measured_floor_is_that_of_the_engines_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Shape] = []
+
+    def see(engine: object, shape: Shape, repeat: int) -> dict[str, dict[str, Any]]:
+        seen.append(shape)
+        return {}
+
+    monkeypatch.setattr(measure, "warm_up", lambda engine: None)
+    monkeypatch.setitem(measure._MEASURES, "A", see)
+    for dtype in ("bfloat16", "float8_e4m3fn", None):  # vLLM tells nothing
+        told = {} if dtype is None else {"kv_cache_dtype": dtype}
+        engine: Any = SimpleNamespace(report=lambda told=told: told)
+        measure.measure(engine, SMALL, "A", 1, lambda name, values: None)
+    assert seen == [SMALL, replace(SMALL, fp8_cache=True), SMALL]
+
+
+def test_the_floor_of_a_shared_prefix_by_hand() -> None:
+    shape = Shape(hidden=2, inner=3, layers=1, heads=2, kv_heads=1, tied=True, head_dim=4, vocab=5)
+    job = Job([[7, 7, 7, 1], [7, 7, 7, 2]], [2, 3], 0.0)
+    # five tokens are computed; the three see 4.5 keys, the others 3 and half of their own
+    operations = 2 * shape.body_params * 5 + 2 * 10 * 2 + 4 * (4.5 + 3.5 + 3.5) * 2 * 4
+    # two decode steps: three keys of 16 bytes once each, and of their own 2 and 2, then 3
+    num_bytes = 2 * 2 * (shape.body_params + 10) + (2 * 3 + 2 + 2 + 3) * 16
+    wanted = operations / workloads.FLOPS + num_bytes / workloads.READ_BYTES_PER_S
+    assert workloads.shared_floor_s(shape, job, 3) == pytest.approx(wanted)
+    job = workloads.shared_prefix(0, is_warm=False)
+    assert workloads.shared_floor_s(SMALL, job, 2048) == pytest.approx(0.0912, abs=1e-4)
+
+
 @pytest.mark.torch
 def test_the_driver_measures_a_tiny_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -93,24 +133,31 @@ def test_the_driver_measures_a_tiny_engine(
     shape = Shape(64, 96, 2, 4, 2, tied=True, head_dim=32, vocab=12_000)
     monkeypatch.setattr(workloads, "streams", lambda seed, n: tiny_job(seed, n, 6))
     monkeypatch.setattr(workloads, "prefill", lambda seed: tiny_job(seed, 3, 1))
+    monkeypatch.setattr(workloads, "offline_batch", lambda seed: tiny_job(seed, 3, 4))
+    monkeypatch.setattr(workloads, "shared_prefix", lambda n, is_warm: tiny_job(9, 3, 4))
+    monkeypatch.setattr(workloads, "SHARED_TOKENS", 8)
+    monkeypatch.setattr(workloads, "long_prompt", lambda seed: tiny_job(seed, 1, 1))
     monkeypatch.setattr(measure, "warm_up", lambda engine: None)
     monkeypatch.setattr(measure, "BATCHES", (2,))
     (tmp_path / "config.json").write_text(json.dumps(shape.config()))
     engine = Nvcli(tmp_path, 128, {"device": "cpu", "num_blocks": 100})
     told: list[str] = []
     try:
-        metrics = measure.measure(engine, shape, "BCD", 1, lambda name, _: told.append(name))
+        metrics = measure.measure(engine, shape, measure.ALL, 1, lambda name, _: told.append(name))
         report = engine.report()
     finally:
         engine.close()
-    assert told == list(metrics) == ["B", "C2", "D"]
+    assert told == list(metrics) == ["B", "C2", "A", "D", "E", "L"]
+    assert all(0 <= found["floor_share"] < 1 for found in metrics.values())
+    for name in ("A", "E"):  # three outputs of four tokens
+        assert metrics[name]["step_ms"] * metrics[name]["tok_s"] == pytest.approx(3000, rel=1e-2)
     assert metrics["B"]["tpot_ms"] > 0
     assert metrics["C2"]["tok_s"] > 0
     assert report["attention"] == "torch"
     record: dict[str, Any] = {"metrics": metrics}
     driver.print_table({"nvcli": record, "vllm": record})
     table = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table[1:]] == ["workload", "B", "C2", "D"]
+    assert [line.split()[0] for line in table[1:]] == ["workload", *told]
     assert all("1.00x" in line for line in table[2:])
 
 
