@@ -21,7 +21,14 @@ CASES: dict[str, list[tuple[int, int]]] = {
     "mixed": [(1, 9), (66, 66), (1, 300), (3, 210), (1, 64), (2, 2)],
 }
 # query heads, KV heads, head_dim, block size
-HEADS = [(4, 2, 32, 4), (3, 3, 16, 16), (5, 1, 32, 64), (16, 1, 16, 16)]
+HEADS = [
+    (4, 2, 32, 4),
+    (3, 3, 16, 16),
+    (5, 1, 32, 64),
+    (16, 1, 16, 16),
+    (4, 2, 16, 128),
+    (2, 1, 32, 256),
+]
 CUDA_CASES = CASES | {
     "long decoding": [(1, 33_000), (1, 5)],
     "many decoding": [(1, 1 + (i * 37) % 1500) for i in range(200)],
