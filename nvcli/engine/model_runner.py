@@ -346,7 +346,7 @@ class ModelRunner(StepRunner):
         only the dummy block is read.
         """
         budget = self.max_num_batched_tokens
-        longest = min(budget, self.max_model_len - 1)
+        longest = max(1, min(budget, self.max_model_len - 1))
         params = SamplingParams(temperature=1.0, top_p=0.9)
         for num_rows, n in (
             (min(self.max_num_seqs, budget), 1),

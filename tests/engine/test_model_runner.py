@@ -587,6 +587,20 @@ def test_the_profile_measures_steps_of_which_all_is_read(
     assert found == [(3, 3), (30, 2)]
 
 
+@pytest.mark.parametrize("max_model_len", [1, 2, 15, 16])
+@pytest.mark.parametrize("budget", [1, 7, 40])
+def test_the_profile_runs_whatever_the_limits(
+    folder: Path, max_model_len: int, budget: int
+) -> None:
+    limits = {"max_num_batched_tokens": budget, "max_model_len": max_model_len}
+    runner = make_runner(folder, max_num_seqs=3, **limits)
+    plans = list(runner._profile_plans())
+    assert len(plans[0].rows) == min(3, budget)
+    for plan in plans:
+        ids = runner.collect(runner.launch(plan)).token_ids
+        assert all(0 <= token_id < runner.vocab_size for token_id in ids)
+
+
 @pytest.mark.parametrize(
     ("device", "has_triton", "deterministic", "is_folded"),
     [

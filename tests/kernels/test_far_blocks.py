@@ -1,4 +1,4 @@
-"""Blocks that lie 2**31 elements into the cache and beyond, for every kernel that touches it: in the
+"""Blocks 2**31 elements into the cache and beyond, for every kernel that touches it: in the
 interpreter, over memory of which only the pages in use exist.
 
 The cache is fp8, so 4 GiB of addresses each for keys and values do. What is computed there has to
