@@ -23,6 +23,7 @@ MAX_N = 128  # OpenAI's limit for `n`
 MAX_BAD_WORDS = 2048  # sequences; with their length they make a table on the device
 MAX_BAD_WORD_TOKENS = 64
 MAX_SEED = 2**63 - 1
+MIN_REPETITION = 1e-20  # what a float32 logit may be divided by
 MAX_INT = 2**31 - 1  # what the device's tables hold
 FP8_BLOCK = 128  # rows and columns of an fp8 weight that share one scale
 
@@ -184,9 +185,11 @@ class SamplingParams:
         ):
             value = getattr(self, name)
             _check(_in_range(value, low, high), name, value, f"from {low} to {high}")
-        for name, high in (("top_p", 1), ("repetition_penalty", 2)):
+        for name, least, high in (("top_p", 0, 1), ("repetition_penalty", MIN_REPETITION, 2)):
             value = getattr(self, name)
-            _check(_in_range(value, 0, high) and value > 0, name, value, f"over 0, at most {high}")
+            is_above = _in_range(value, 0, high) and value > 0
+            _check(is_above, name, value, f"over 0, at most {high}")
+            _check(value >= least, name, value, f"at least {least}")
         rule = f"a whole number {_between(0, MAX_INT, self.top_k)}"
         _check(_is_int(self.top_k, -1), "top_k", self.top_k, rule)
         for name, low, high in (
