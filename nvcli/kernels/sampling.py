@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 CHUNK = 4096  # ids that a program reads at once
 PART = 512  # groups that the last program of a row holds at once
 TILE = 2048  # of a pass over a whole row by one program
-CHUNKS_A_PROGRAM = 4  # of the scan, with so many rows that there are programs enough
-MANY_ROWS = 16
+# Of the scan, from so many rows on: the more rows, the fewer programs each, whose last one waits
+# for the others. As many rows as programs run at once have one each.
+CHUNKS_A_PROGRAM = ((192, 1 << 20), (32, 10), (16, 4), (1, 1))
 MAX_TOP_K = 64
 LOW_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}  # of float32, that are 0
 
@@ -303,7 +304,8 @@ def sample(
         assert counts.stride(1) == seen.stride(1) == bias.stride(1) == 1, "V must be contiguous"
         assert counts.shape[1] >= width, "tables must be as wide as the logits"
         assert masked.is_contiguous(), "masked ids must be contiguous"
-    per = CHUNKS_A_PROGRAM if num_rows >= MANY_ROWS else 1
+    most = next(chunks for least, chunks in CHUNKS_A_PROGRAM if num_rows >= least)
+    per = min(most, triton.cdiv(vocab_size, CHUNK))
     _sample_kernel[(triton.cdiv(vocab_size, CHUNK * per), num_rows)](
         logits,
         slots,

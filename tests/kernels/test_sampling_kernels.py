@@ -242,8 +242,11 @@ def check_hand_over(device: str) -> None:
 def check_all_in_float32() -> None:
     from nvcli.kernels import sampling
 
-    sampling.CHUNK, sampling.TILE, sampling.CHUNKS_A_PROGRAM = 256, 512, 3
+    sampling.CHUNK, sampling.TILE = 256, 512
     sampling.PART = 8
+    sampling.CHUNKS_A_PROGRAM = ((1, 1000),)  # one program a row
+    check_sampling(1100, 1200, torch.float32, "cpu")
+    sampling.CHUNKS_A_PROGRAM = ((1, 3),)
     for vocab, padded in ((290, 300), (64, 64), (1100, 1200)):
         check_sampling(vocab, padded, torch.float32, "cpu")
     check_sampling(1100, 1200, torch.float16, "cpu")
@@ -262,7 +265,11 @@ def test_kernel_sources_in_the_interpreter() -> None:
 @needs_triton
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_sampling_on_cuda(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("chunks", [4, 10, 1000])
+def test_sampling_on_cuda(dtype: torch.dtype, chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvcli.kernels import sampling
+
+    monkeypatch.setattr(sampling, "CHUNKS_A_PROGRAM", ((1, chunks),))
     for vocab, padded in ((290, 300), (4097, 4200), (151_669, 151_936)):
         for seed in range(5):
             check_sampling(vocab, padded, dtype, "cuda", seed)
