@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ def make_sequence(
     seq_id = next(_seq_ids) if seq_id is None else seq_id
     return Sequence(
         seq_id=seq_id,
-        prompt_token_ids=list(tokens),
+        prompt_token_ids=array("i", tokens),
         params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **params),
         max_output_tokens=max_tokens,
         seed=seed,

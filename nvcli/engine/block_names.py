@@ -37,7 +37,7 @@ class BlockNames:
         first = len(names)
         if first >= count:
             return names
-        tokens = array("i", seq.known_tokens(first * size, count * size)).tobytes()
+        tokens = seq.known_tokens(first * size, count * size).tobytes()
         assert len(tokens) == (count - first) * width, "only a full block of known tokens has one"
         parent = names[-1] if names else _salt(seq.cache_salt)
         follows = self._follow(parent, first)

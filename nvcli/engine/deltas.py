@@ -15,6 +15,8 @@ from nvcli.engine.slot_features import MAX_MASKED, Features
 from nvcli.kernels.noise import as_int64
 
 if TYPE_CHECKING:
+    from array import array
+
     from nvcli.engine.staging import Array
     from nvcli.engine.step import BlockWrite, StepPlan
 
@@ -26,7 +28,7 @@ class Deltas:
     arrays: list[Array] = field(default_factory=list)
     block_writes: int | None = None  # [3, n]: slots, entries, blocks
     inits: int | None = None  # slots; then floats, ints and masked ids
-    token_ids: int | None = None  # of all inits, then of all token writes
+    token_ids: int | None = None  # int32, of all inits, then of all token writes
 
     @classmethod
     def of(cls, plan: StepPlan) -> Self:
@@ -53,14 +55,13 @@ class Deltas:
             deltas.add(floats)
             deltas.add(ints)
             deltas.add(masked)
-        token_ids: list[int] = []
+        pieces: list[array[int] | list[int]] = []
         for init in plan.slot_inits:
-            token_ids += init.prompt_token_ids
-            token_ids += init.output_token_ids
-        for write in plan.token_writes:
-            token_ids += write.token_ids
-        if token_ids:
-            deltas.token_ids = deltas.add(np.array(token_ids, np.int32))
+            pieces += [init.prompt_token_ids, init.output_token_ids]
+        pieces += [write.token_ids for write in plan.token_writes]
+        if pieces:
+            token_ids = np.concatenate([np.asarray(ids, np.int32) for ids in pieces])
+            deltas.token_ids = deltas.add(token_ids)
         return deltas
 
     def add(self, array: Array) -> int:

@@ -51,6 +51,7 @@ class Request:
     grammar: Grammar | None = None  # what the output must look like
     pools: tuple[int, ...] | None = None  # see `Sequence.pools`; `params.max_tokens` is 0
     arrival: float = field(default_factory=time.monotonic)
+    packed: array[int] | None = field(default=None, repr=False)  # the prompt as int32: `validate`
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class Engine:
                 hint="Shorten the prompt or give the KV cache more memory.",
                 param="prompt",
             )
-        self._check_ids("prompt", prompt)
+        request.packed = self._check_ids("prompt", prompt)
         self._check_ids("pools", request.pools or ())
         self._check_ids("logit_bias", params.logit_bias or ())
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
@@ -198,21 +199,23 @@ class Engine:
                 param="bad_token_ids",
             )
 
-    def _check_ids(self, param: str, token_ids: Collection[int]) -> None:
-        if not token_ids:
-            return
-        try:  # a prompt has thousands: one pass, which refuses what is negative or no number
-            if np.frombuffer(array("I", token_ids), np.uint32).max() < self._vocab_size:
-                return
+    def _check_ids(self, param: str, token_ids: Collection[int]) -> array[int]:
+        """-> the same as int32: a prompt has thousands, so they are not looked at one by one."""
+        try:
+            packed = array("i", token_ids)
+            if not packed or np.frombuffer(packed, np.uint32).max() < self._vocab_size:
+                return packed
         except (TypeError, OverflowError):
             pass
-        for token_id in token_ids:
-            if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
-                raise InvalidParameterError(
-                    f"{param} holds token id {token_id}; the vocabulary ends at "
-                    f"{self._vocab_size - 1}",
-                    param=param,
-                )
+        wrong = next(
+            token_id
+            for token_id in token_ids
+            if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size
+        )
+        raise InvalidParameterError(
+            f"{param} holds token id {wrong}; the vocabulary ends at {self._vocab_size - 1}",
+            param=param,
+        )
 
     def add(self, request: Request, *, is_valid: bool = False) -> None:
         """Queue a request. Raises what `validate` raises, unless that has let it through and
@@ -232,11 +235,12 @@ class Engine:
         seed = self._seed_of(params)
         room = self.max_model_len - len(request.prompt_token_ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        packed = request.packed or array("i", request.prompt_token_ids)
         sequences = []
         for index in range(params.num_sequences):
             seq = Sequence(
                 seq_id=self._num_sequences,
-                prompt_token_ids=request.prompt_token_ids,
+                prompt_token_ids=packed,
                 params=params,
                 max_output_tokens=limit,
                 seed=_seed_of_index(seed, index),

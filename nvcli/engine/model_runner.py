@@ -7,6 +7,7 @@ took), the tables of `DeviceState`, CUDA graphs. The steps themselves are `step_
 from __future__ import annotations
 
 import gc
+from array import array
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -353,11 +354,11 @@ class ModelRunner(StepRunner):
             (min(self.max_num_seqs, -(-budget // longest)), longest),
         ):
             blocks = [self.kv_cache.dummy_block] * self._spec.blocks_for(n)
-            plan = StepPlan(step_id=-1)
+            plan, prompt = StepPlan(step_id=-1), array("i", [0]) * n
             for slot in range(num_rows):
-                seq = Sequence(-1, [0] * n, params, 1, 0, block_table=blocks)
+                seq = Sequence(-1, prompt, params, 1, 0, block_table=blocks)
                 seq.pools = () if n > 1 else None
-                plan.slot_inits.append(SlotInit(slot, [0] * n, [], params, 0, frozenset()))
+                plan.slot_inits.append(SlotInit(slot, prompt, [], params, 0, frozenset()))
                 plan.rows.append(Row(seq, 0, slot, 0, n, samples=True, is_stored=True))
             yield plan
 

@@ -58,8 +58,8 @@ def _unpack_ids(data: bytes) -> list[int]:
 
 
 def _pack_init(init: SlotInit, pools: tuple[int, ...] | None) -> tuple[Any, ...]:
-    prompt, outputs = _pack_ids(init.prompt_token_ids), _pack_ids(init.output_token_ids)
-    return (*init._replace(prompt_token_ids=[], output_token_ids=[]), prompt, outputs, pools)
+    outputs = _pack_ids(init.output_token_ids)
+    return (*init._replace(output_token_ids=[]), outputs, pools)
 
 
 class PlanMirror:
@@ -88,10 +88,8 @@ class PlanMirror:
         return plan
 
     def _admit(self, packed: tuple[Any, ...]) -> SlotInit:
-        *fields, prompt, outputs, pools = packed
-        init = SlotInit(*fields)._replace(
-            prompt_token_ids=_unpack_ids(prompt), output_token_ids=_unpack_ids(outputs)
-        )
+        *fields, outputs, pools = packed
+        init = SlotInit(*fields)._replace(output_token_ids=_unpack_ids(outputs))
         self._seqs[init.slot] = Sequence(
             seq_id=-1,
             prompt_token_ids=init.prompt_token_ids,

@@ -204,8 +204,8 @@ class Scheduler:
             plan.block_writes.append(BlockWrite(seq.slot, sent, table[sent:]))
             seq.num_sent_blocks = len(table)
         if seq.num_unsent_tokens:
-            first = known - seq.num_unsent_tokens
-            plan.token_writes.append(TokenWrite(seq.slot, first, seq.known_tokens(first, known)))
+            unsent = seq.output_token_ids[-seq.num_unsent_tokens :]
+            plan.token_writes.append(TokenWrite(seq.slot, known - len(unsent), unsent))
             seq.num_unsent_tokens = 0
 
         samples = end == known + seq.num_inflight_tokens and seq.max_output_tokens > 0

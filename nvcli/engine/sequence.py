@@ -22,6 +22,8 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from array import array
+
     from nvcli.types import FinishReason, SamplingParams
 
 
@@ -37,7 +39,7 @@ class Sequence:
     """Mutable on purpose: the scheduler is its only writer while it is not finished."""
 
     seq_id: int
-    prompt_token_ids: list[int]
+    prompt_token_ids: array[int]  # of type "i": int32
     params: SamplingParams
     max_output_tokens: int  # max_tokens, or the room left in the context, whichever is less
     seed: int  # noise depends on (seed, position) only
@@ -114,13 +116,9 @@ class Sequence:
             and self.num_virtual_outputs >= self.gate
         )
 
-    def token_ids(self) -> list[int]:
-        return self.prompt_token_ids + self.output_token_ids
-
-    def known_tokens(self, start: int, end: int) -> list[int]:
-        """`token_ids()[start:end]`, without joining the lists."""
-        split = len(self.prompt_token_ids)
-        if end <= split:
-            return self.prompt_token_ids[start:end]
-        outputs = self.output_token_ids[max(0, start - split) : end - split]
-        return self.prompt_token_ids[start:] + outputs
+    def known_tokens(self, start: int, end: int) -> array[int]:
+        """Tokens start .. end - 1 of prompt and collected output, int32."""
+        found, split = self.prompt_token_ids[start:end], len(self.prompt_token_ids)
+        if end > split:
+            found.extend(self.output_token_ids[max(0, start - split) : end - split])
+        return found

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from array import array
+
     from nvcli.engine.sequence import Sequence
     from nvcli.types import SamplingParams, TokenLogprob
 
@@ -38,7 +40,7 @@ class SlotInit(NamedTuple):
     """A sequence takes a slot: its whole known history and how to sample from it."""
 
     slot: int
-    prompt_token_ids: list[int]
+    prompt_token_ids: array[int]
     output_token_ids: list[int]  # not empty when it resumes after preemption
     params: SamplingParams
     seed: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+from array import array
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,7 @@ class VirtualLLM:
     def submit(self, request: Request, sink: Sink) -> None:
         seq = Sequence(
             next(self._numbers),
-            request.prompt_token_ids,
+            array("i", request.prompt_token_ids),
             request.params,
             request.params.max_tokens or 1,
             0,

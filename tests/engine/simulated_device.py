@@ -191,7 +191,7 @@ class SimulatedDevice:
 
     def _deltas(self, plan: StepPlan) -> list[Callable[[], None]]:
         def slot_init(init: SlotInit) -> Callable[[], None]:
-            history = init.prompt_token_ids + init.output_token_ids
+            history = [*init.prompt_token_ids, *init.output_token_ids]
             num_outputs = len(init.output_token_ids)
 
             def apply() -> None:

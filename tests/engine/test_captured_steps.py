@@ -6,6 +6,7 @@ nothing the step reads has moved, and that no value left by another step is need
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,8 @@ def generate(runner: Any, depth: int, num_seqs: int) -> list[tuple[list[int], li
         prompt = (shared if i % 3 == 0 else []) + [
             rng.randrange(TOKENIZER_SIZE) for _ in range(rng.randrange(1, num_seqs))
         ]
-        core.add(Sequence(i, prompt, params, rng.randrange(3, 3 + num_seqs // 2), seed=100 + i))
+        count = rng.randrange(3, 3 + num_seqs // 2)
+        core.add(Sequence(i, array("i", prompt), params, count, seed=100 + i))
         for _ in range(rng.randrange(2)):
             core.step()
     while core.has_unfinished:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def make_state(max_num_seqs: int = 3) -> DeviceState:
 
 
 def start(slot: int, prompt: list[int], output: list[int] | None = None) -> SlotInit:
-    return SlotInit(slot, prompt, output or [], SamplingParams(), 0, frozenset())
+    return SlotInit(slot, array("i", prompt), output or [], SamplingParams(), 0, frozenset())
 
 
 def row(
@@ -41,7 +43,7 @@ def row(
     samples: bool = True,
     is_stored: bool = False,
 ) -> Row:
-    seq = Sequence(slot, [0], SamplingParams(), 1, 0, block_table=blocks)
+    seq = Sequence(slot, array("i", [0]), SamplingParams(), 1, 0, block_table=blocks)
     return Row(seq, 0, slot, start, n, samples, is_stored)
 
 
@@ -137,7 +139,7 @@ def test_forced_tokens_become_the_input() -> None:
 def test_a_new_owner_gets_a_clean_slot() -> None:
     state = make_state()
     params = SamplingParams(temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, min_tokens=2)
-    init = SlotInit(1, [1, 2, 3, 4, 5], [], params, -9, frozenset())
+    init = SlotInit(1, array("i", [1, 2, 3, 4, 5]), [], params, -9, frozenset())
     state.prepare(StepPlan(0, slot_inits=[init], block_writes=writes(1, [3, 4])), None)  # type: ignore[arg-type]
     assert state.params_f[1, : F.MIN_P + 1].tolist() == [0.5, 0.25, 0.125]
     assert state.params_i[1, : I.PROMPT_LEN + 1].tolist() == [7, -9, 2, 5]
@@ -151,7 +153,7 @@ def test_a_new_owner_gets_a_clean_slot() -> None:
 
 def test_seeds_of_64_bits_wrap() -> None:
     state = make_state()
-    init = SlotInit(0, [1], [], SamplingParams(), 2**64 - 1, frozenset())
+    init = SlotInit(0, array("i", [1]), [], SamplingParams(), 2**64 - 1, frozenset())
     state.prepare(StepPlan(0, slot_inits=[init]), None)  # type: ignore[arg-type]
     assert state.params_i[0, I.SEED].item() == -1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Driver:
         self.slots: dict[int, Sequence] = {}
 
     def add(self, slot: int, prompt: list[int], seed: int = 0, **params: Any) -> Sequence:
-        seq = Sequence(slot, prompt, SamplingParams(**params), 100, seed, slot=slot)
+        seq = Sequence(slot, array("i", prompt), SamplingParams(**params), 100, seed, slot=slot)
         self.admit(seq)
         return seq
 
@@ -109,7 +110,7 @@ PROMPT = [7, 250, 3, 99, 120, 5, 61, 288, 14, 14, 30]
 def plain_logits(runner: ModelRunner, token_ids: list[int]) -> torch.Tensor:
     """[T, V] of one plain forward pass over all the tokens, in a runner of its own."""
     driver = Driver(runner)
-    seq = Sequence(0, token_ids, SamplingParams(), 1, 0, slot=0)
+    seq = Sequence(0, array("i", token_ids), SamplingParams(), 1, 0, slot=0)
     driver.admit(seq)
     driver.pending.rows.append(Row(seq, 0, 0, 0, len(token_ids), samples=False))
     with torch.inference_mode():
@@ -212,7 +213,7 @@ def test_every_batch_size_runs(folder: Path, max_num_seqs: int) -> None:
         driver.step(*((seq, seq.num_tokens - seq.num_computed_tokens) for seq in rows))
     for i in (0, max_num_seqs // 2, max_num_seqs - 1):
         alone = Driver(make_runner(folder))
-        seq = alone.add(0, seqs[i].prompt_token_ids, temperature=0)
+        seq = alone.add(0, list(seqs[i].prompt_token_ids), temperature=0)
         count = len(seqs[i].output_token_ids)
         assert alone.generate(count, seq) == [seqs[i].output_token_ids]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ def make_core(folder: Path, depth: int) -> tuple[EngineCore, Log]:
 
 def make(seq_id: int, **params: Any) -> Sequence:
     eos = frozenset({EOS})
-    return Sequence(seq_id, PROMPT, SamplingParams(**params), 8, seq_id, eos_token_ids=eos)
+    return Sequence(
+        seq_id, array("i", PROMPT), SamplingParams(**params), 8, seq_id, eos_token_ids=eos
+    )
 
 
 def check_stuck(log: Log, seq: Sequence, num_tokens: int) -> None:
@@ -114,7 +117,9 @@ def test_the_sampling_kernel_leaves_grammars_to_others(folder: Path) -> None:
     core, _ = make_core(folder, 0)
     state = core._device.state  # type: ignore[attr-defined]
     for kind, has_grammar in (({}, True), ({"bad_words": ((1, 2),)}, False)):
-        init = SlotInit(0, PROMPT, [], SamplingParams(**kind), 0, frozenset({EOS}), has_grammar)
+        init = SlotInit(
+            0, array("i", PROMPT), [], SamplingParams(**kind), 0, frozenset({EOS}), has_grammar
+        )
         state.apply_deltas(StepPlan(0, slot_inits=[init]))
         assert not state.slots[0].fits_kernel
         assert state.params_i[0, 4:6].tolist() == [0, 0]

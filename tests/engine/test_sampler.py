@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Bench:
         output: list[int] | None = None,
         seed: int = 0,
     ) -> None:
-        init = SlotInit(slot, prompt, output or [], params, seed, frozenset({EOS}))
+        init = SlotInit(slot, array("i", prompt), output or [], params, seed, frozenset({EOS}))
         writes = [BlockWrite(slot, 0, list(range(slot * 16, slot * 16 + 16)))]
         self.state.prepare(
             StepPlan(0, slot_inits=[init], block_writes=writes if slot < 6 else []),
@@ -73,7 +74,7 @@ class Bench:
         before = logits.clone()
         rows = []
         for slot in slots:
-            seq = Sequence(slot, [0], SamplingParams(), 1, 0)
+            seq = Sequence(slot, array("i", [0]), SamplingParams(), 1, 0)
             rows.append(Row(seq, 0, slot, self.lengths[slot] - 1, 1, samples=True))
         plan = StepPlan(0, rows=rows)
         inputs = self.state.prepare(plan, None)  # type: ignore[arg-type]
@@ -531,7 +532,9 @@ def test_when_everything_is_forbidden_nothing_comes_out(
 def test_a_grammar_that_allows_nothing_leaves_nothing() -> None:
     made = Bench()
     for slot in range(2):
-        init = SlotInit(slot, [0], [], SamplingParams(), 0, frozenset(), has_grammar=True)
+        init = SlotInit(
+            slot, array("i", [0]), [], SamplingParams(), 0, frozenset(), has_grammar=True
+        )
         made.state.prepare(StepPlan(0, slot_inits=[init]), None)  # type: ignore[arg-type]
     masks: list[Any] = [np.zeros(1, np.int32), np.full(1, 1 << 2, np.int32)]
     slots = torch.arange(2)

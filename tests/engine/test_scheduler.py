@@ -331,7 +331,7 @@ def test_the_last_one_is_preempted_and_resumes_with_prompt_and_output() -> None:
             scheduler.finish(first, FinishReason.LENGTH, None)
     plan = step(scheduler)
     (init,) = plan.slot_inits
-    assert (init.prompt_token_ids, init.output_token_ids) == (list(range(50, 57)), [9])
+    assert (init.prompt_token_ids.tolist(), init.output_token_ids) == ([*range(50, 57)], [9])
     (row,) = plan.rows
     assert row.start + row.n == 8
     assert row.samples

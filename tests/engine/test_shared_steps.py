@@ -5,6 +5,7 @@ the interpreter with a stand-in for CUDA graphs (see `test_captured_steps`).
 from __future__ import annotations
 
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def generate(
             if i == 5:
                 prompt = prefix[:64]  # found in the cache to its last token
             params = SamplingParams(temperature=0.8 * (i % 2), logprobs=1)
-            core.add(Sequence(10 * wave + i, prompt, params, 4 + i, seed=i))
+            core.add(Sequence(10 * wave + i, array("i", prompt), params, 4 + i, seed=i))
         while core.has_unfinished:
             core.step()
     return [found[i] for i in sorted(found)], core.scheduler
@@ -158,7 +159,9 @@ def make_plan(*rows: tuple[int, int, int]) -> StepPlan:
     """rows: slot, start, tokens."""
     plan = StepPlan(0)
     for slot, start, n in rows:
-        seq = Sequence(slot, [0] * 9, SamplingParams(), 9, 0, block_table=[7, 8, 10 + slot])
+        seq = Sequence(
+            slot, array("i", [0] * 9), SamplingParams(), 9, 0, block_table=[7, 8, 10 + slot]
+        )
         plan.rows.append(Row(seq, 0, slot, start, n, True))
     return plan
 

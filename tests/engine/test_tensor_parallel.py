@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def plan_of(prompts: list[list[int]]) -> StepPlan:
     driver = Driver.__new__(Driver)
     driver.next_block, driver.slots, driver.pending = 0, {}, StepPlan(0)
     for slot, prompt in enumerate(prompts):
-        seq = Sequence(slot, prompt, SamplingParams(temperature=0), 1, 0, slot=slot)
+        seq = Sequence(slot, array("i", prompt), SamplingParams(temperature=0), 1, 0, slot=slot)
         driver.admit(seq)
         driver.pending.rows.append(Row(seq, 0, slot, 0, len(prompt), samples=True))
     return driver.pending
@@ -255,7 +256,9 @@ WAYS: dict[str, dict[str, Any]] = {
 def sequences(**params: Any) -> list[Sequence]:
     """Six, of two common prefixes."""
     return [
-        Sequence(i, [*PROMPT[i % 2 :], *([i] * (i % 3))], SamplingParams(**params), 12, 40 + i)
+        Sequence(
+            i, array("i", PROMPT[i % 2 :] + [i] * (i % 3)), SamplingParams(**params), 12, 40 + i
+        )
         for i in range(6)
     ]
 
@@ -339,7 +342,7 @@ def test_what_is_pooled_is_the_same(make: Make, tmp_path: Path) -> None:
     def pooled(device: Any, pools: tuple[int, ...]) -> torch.Tensor:
         log = Log()
         core = EngineCore(device, log, max_num_batched_tokens=8)
-        seq = Sequence(0, PROMPT, SamplingParams(max_tokens=0), 0, 0, pools=pools)
+        seq = Sequence(0, array("i", PROMPT), SamplingParams(max_tokens=0), 0, 0, pools=pools)
         core.add(seq)
         run(core)
         found = next(update.pooled for update in log.of(seq) if update.pooled is not None)

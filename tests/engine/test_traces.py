@@ -136,7 +136,7 @@ def keys_of(tokens: list[int]) -> list[int]:
 
 
 def expected_output(request: Request, options: dict[str, Any]) -> tuple[list[int], FinishReason]:
-    seq, prompt = request.seq, request.seq.prompt_token_ids
+    seq, prompt = request.seq, request.seq.prompt_token_ids.tolist()
     capacity = options["num_blocks"] * options["block_size"]
     assert seq.params.max_tokens is not None
     limit = min(
@@ -275,7 +275,7 @@ class Harness:
         assert (request.tokens, end.finish_reason) == (expected, reason)
         assert request.tokens == seq.output_token_ids
         if seq.params.prompt_logprobs is not None:
-            prompt = seq.prompt_token_ids
+            prompt = seq.prompt_token_ids.tolist()
             keys = keys_of(prompt)
             wanted = [logprob_of(keys[i - 1], prompt[i]) for i in range(1, len(prompt))]
             assert request.prompt_logprobs == wanted

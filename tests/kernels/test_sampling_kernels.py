@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -99,7 +100,10 @@ def check_sampling(vocab: int, padded: int, dtype: torch.dtype, device: str, see
     ours, plain = (make_state(vocab, padded, num_rows + 2, device) for _ in range(2))
     order = torch.randperm(num_rows + 2, generator=generator)[:num_rows].tolist()
     inits = [
-        SlotInit(slot, PROMPT, OUTPUT, SamplingParams(**kind), 1000 * seed + i, frozenset({EOS}))
+        SlotInit(
+            *(slot, array("i", PROMPT), OUTPUT, SamplingParams(**kind)),
+            *(1000 * seed + i, frozenset({EOS})),
+        )
         for i, (kind, slot) in enumerate(zip(KINDS, order, strict=True))
     ]
     sampler = Sampler(plain, vocab)
