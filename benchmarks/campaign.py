@@ -10,8 +10,9 @@
 A campaign is a list of lanes. A lane's jobs run one after the other on GPUs of its own; lanes run
 at the same time as far as there are GPUs, and those of `check` share one, since nothing there is
 timed. Every job has a limit. A job says when it ends and how; the last lines of all logs come at
-the end, and all logs stand in `campaign.log` beside the rows (`NVCLI_RESULTS` says where). With
-`--seconds` no job runs beyond that, and what there was no time for is named.
+the end, also of a campaign that is interrupted, and all logs stand in `campaign.log` beside the
+rows (`NVCLI_RESULTS` says where). With `--seconds` no job runs beyond that, and what there was no
+time for is named.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.groups import INTERRUPTED, EndedError, Groups
 from benchmarks.rows import RESULTS
 from benchmarks.stopwatch import elapsed_s, say
 
@@ -211,16 +211,18 @@ class Gpus:
             self._changed.notify_all()
 
 
-def run_lane(lane: Lane, gpus: Gpus, folder: Path, seconds: float) -> None:
+def run_lane(lane: Lane, gpus: Gpus, folder: Path, seconds: float, groups: Groups) -> None:
     ids = gpus.take(lane.num_gpus)
     try:
         for job in lane.jobs:
-            run_job(job, ids or gpus.ids[:1], folder, seconds)
+            run_job(job, ids or gpus.ids[:1], folder, seconds, groups)
+    except EndedError:
+        pass  # who has ended us says so
     finally:
         gpus.give(ids)
 
 
-def run_job(job: Job, gpus: list[str], folder: Path, seconds: float) -> None:
+def run_job(job: Job, gpus: list[str], folder: Path, seconds: float, groups: Groups) -> None:
     """Run to its end or its limit; what it started ends with it."""
     left = seconds - elapsed_s()
     if left < 5:
@@ -231,27 +233,15 @@ def run_job(job: Job, gpus: list[str], folder: Path, seconds: float) -> None:
     command = job.command.replace("$CAMPAIGN", str(folder))
     begin = time.monotonic()
     with (folder / job.name).open("wb") as log:
-        process = subprocess.Popen(
+        code = groups.run(
             [sys.executable, "-m", *shlex.split(command)],
-            stdin=subprocess.DEVNULL,
+            min(left, job.limit_s),
             stdout=log,
             stderr=subprocess.STDOUT,
             env=env,
-            start_new_session=True,
         )
-        try:
-            how = f"exit {process.wait(min(left, job.limit_s))}"
-        except subprocess.TimeoutExpired:
-            how = "cut off"
-        end_group(process)
+    how = "cut off" if code is None else f"exit {code}"
     say(f"{job.name}: {how} after {time.monotonic() - begin:.0f} s")
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the job's whole process group."""
-    with suppress(ProcessLookupError):  # all gone by themselves
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def show(jobs: list[Job], folder: Path, results: Path) -> None:
@@ -277,7 +267,7 @@ def find_gpus() -> list[str]:
     return [str(index) for index in range(len(found.stdout.splitlines()))]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("campaigns", nargs="+", choices=CAMPAIGNS, metavar="|".join(CAMPAIGNS))
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -294,17 +284,27 @@ def main() -> None:
         parser.error(f"{', '.join(too_wide)}: more GPUs than the {len(gpus.ids)} here")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        groups = Groups()
         threads = [
-            threading.Thread(target=run_lane, args=(lane, gpus, folder, args.seconds))
+            threading.Thread(target=run_lane, args=(lane, gpus, folder, args.seconds, groups))
             for lane in lanes
         ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        jobs = [job for lane in lanes for job in lane.jobs]
-        show(jobs, folder, Path(os.environ.get("NVCLI_RESULTS", RESULTS)))
+        try:
+            with groups.ended_by_signals():
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+        except KeyboardInterrupt:
+            say("interrupted")
+            return INTERRUPTED
+        finally:  # what was measured until then is there to be read
+            for thread in threads:
+                thread.join()
+            jobs = [job for lane in lanes for job in lane.jobs]
+            show(jobs, folder, Path(os.environ.get("NVCLI_RESULTS", RESULTS)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,29 +1,28 @@
 """nvcli: an LLM engine you use from the terminal. Qwen3 on NVIDIA GPUs and on the CPU.
 
-The names below are the Python API. What needs torch is imported on first use, so that
-`import nvcli`, `nvcli --help` and shell completion stay fast.
+The names below are the Python API. Each is imported on first use, so that `import nvcli`,
+`nvcli --help` and shell completion stay fast; and Ctrl-C cannot meet the command line's imports
+before there is somebody (`__main__`) to take it.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-from nvcli.errors import NvcliError
-from nvcli.types import (
-    FinishReason,
-    Message,
-    RequestOutput,
-    RequestTimes,
-    SamplingParams,
-    TokenLogprob,
-    ToolCall,
-    Usage,
-)
-
+TYPE_CHECKING = False  # as type checkers know it, without what `typing` imports
 if TYPE_CHECKING:
+    from typing import Any
+
     from nvcli.config import EngineConfig
     from nvcli.engine.async_engine import AsyncEngine
+    from nvcli.errors import NvcliError
     from nvcli.llm import LLM
+    from nvcli.types import (
+        FinishReason,
+        Message,
+        RequestOutput,
+        RequestTimes,
+        SamplingParams,
+        TokenLogprob,
+        ToolCall,
+        Usage,
+    )
 
 __version__ = "0.1.0"
 
@@ -47,10 +46,19 @@ _LAZY = {
     "LLM": "nvcli.llm",
     "AsyncEngine": "nvcli.engine.async_engine",
     "EngineConfig": "nvcli.config",
+    "NvcliError": "nvcli.errors",
+    "FinishReason": "nvcli.types",
+    "Message": "nvcli.types",
+    "RequestOutput": "nvcli.types",
+    "RequestTimes": "nvcli.types",
+    "SamplingParams": "nvcli.types",
+    "TokenLogprob": "nvcli.types",
+    "ToolCall": "nvcli.types",
+    "Usage": "nvcli.types",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _LAZY:
         from importlib import import_module
 

@@ -6,9 +6,13 @@ that would fail anyhow. It has to be longer than any machine that runs the suite
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +51,21 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@contextmanager
+def interrupted_when(condition: Callable[[], object]) -> Iterator[None]:
+    """Ctrl-C comes to this process, once, when `condition` is true while the block runs. The block
+    has to end it: it must not be left before."""
+
+    def strike() -> None:
+        until(condition)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=strike, daemon=True)
+    thread.start()
+    yield
+    thread.join()
 
 
 def run_command(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:

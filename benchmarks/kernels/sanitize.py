@@ -20,7 +20,7 @@ no compiler runs under it, and no two processes compile into one cache.
 A test is clean when it passed, nothing was reported while it ran, and the sanitizer came to its own
 end and printed all that it had found. Appends a row to `benchmarks/results/sanitize.jsonl`, and
 leaves all logs in `sanitize.log` beside it. The exit code is 0 when every test was clean or skipped
-itself, else 1.
+itself, 130 when it was interrupted (then nothing is written down), else 1.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.campaign import end_group, say
+from benchmarks.groups import INTERRUPTED, Groups
 from benchmarks.kernels.sanitized import Log, Report, read_log
 from benchmarks.rows import RESULTS, write_row
+from benchmarks.stopwatch import say
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
@@ -81,6 +82,7 @@ class Share:
     index: int
     tests: list[str]
     folder: Path
+    groups: Groups
     is_cached: bool = False
 
     def sanitizer(self, tool: str, *, checks_all: bool) -> list[str]:
@@ -111,22 +113,14 @@ class Share:
             env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         command = [*prefix, *PYTEST, "-p", "benchmarks.kernels.sanitized", *tests]
         with path.open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=ROOT,
-                env=env,
-                start_new_session=True,
+            left = max(0, deadline + GRACE_S - time.time())
+            code = self.groups.run(
+                command, left, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, env=env
             )
-            try:
-                process.wait(max(0, deadline + GRACE_S - time.time()))
-            except subprocess.TimeoutExpired:
+            if code is None:
                 log.write(b"\ncut off\n")
-            end_group(process)
         said = read_log(path.read_text(encoding="utf-8", errors="replace"))
-        if prefix and process.returncode == FOUND and not said.reports:
+        if prefix and code == FOUND and not said.reports:
             said.reports.append(Report("an error that the log does not tell", None))
         return said
 
@@ -169,18 +163,22 @@ def main() -> int:
     parts += [(captures, True)] * bool(captures)
     parts += [([CANARY], False)] * (args.tool == "memcheck")
     checks_all = args.all_kernels or args.tool == "initcheck"
+    groups = Groups()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(len(parts)) as pool:
         shares = [
-            Share(index, part, Path(name, str(index)), is_cached)
+            Share(index, part, Path(name, str(index)), groups, is_cached)
             for index, (part, is_cached) in enumerate(parts)
         ]
         say(f"{len(tests) + len(captures)} tests in {len(shares)} processes")
-        found = list(
-            pool.map(
-                lambda share: share.check(args.tool, begin + args.budget, checks_all=checks_all),
-                shares,
+        with groups.ended_by_signals():
+            found = list(
+                pool.map(
+                    lambda share: share.check(
+                        args.tool, begin + args.budget, checks_all=checks_all
+                    ),
+                    shares,
+                )
             )
-        )
         keep_logs(shares)
     is_seen = None
     if args.tool == "memcheck":
@@ -245,4 +243,7 @@ def tell(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -12,8 +12,10 @@ import contextlib
 import itertools
 import math
 import resource
+import signal
+import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nvcli.bench.client import Client, Endpoint, new_record
 from nvcli.bench.precision import Divergence
@@ -21,10 +23,12 @@ from nvcli.bench.record import ERROR, OK, RequestRecord, now_ns
 from nvcli.bench.workload import Lengths, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from nvcli.bench.precision import Look
     from nvcli.bench.workload import Planned
+
+_T = TypeVar("_T")
 
 PAUSE_S = 0.01  # after a failure: a server that refuses at once is not hammered
 SPIN_NS = 1_500_000  # a loop's sleep ends up to a millisecond late: the rest is polled
@@ -249,7 +253,21 @@ def run_on_stub(url: str, load: Load, *, in_len: int, out_len: int) -> LoadResul
             planned = workload.requests(vocab_size=100)
             return await LoadRun(client, load, planned, lambda record: None).run()
 
-    return asyncio.run(run())
+    return run_cancellable(run())
+
+
+def run_cancellable(work: Coroutine[Any, Any, _T]) -> _T:
+    """`asyncio.run`, in which Ctrl-C cancels `work` whoever else handles it: asyncio takes it only
+    from Python's own handler."""
+    before = signal.getsignal(signal.SIGINT)
+    is_ours = callable(before) and threading.current_thread() is threading.main_thread()
+    if is_ours:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return asyncio.run(work)
+    finally:
+        if is_ours:
+            signal.signal(signal.SIGINT, before)
 
 
 def _cpu_s() -> float:

@@ -18,7 +18,7 @@ from nvcli.cli import batch, bench, chat, completion, doctor, models, options, s
 from nvcli.cli.command import CONTEXT, ClickUsageError, Command, Group, Settings, settings_of
 from nvcli.cli.complaints import usage_error
 from nvcli.cli.console import ColorMode, hold_closed_streams, print_text, report, silence
-from nvcli.cli.interrupts import end_on_signals
+from nvcli.cli.interrupts import end_on_signals, interrupts_never_lost
 from nvcli.errors import ClosedPipeError, InterruptedRunError, NvcliError, UsageError
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def main(args: Sequence[str] | None = None) -> int:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda signum, frame: None)
     try:
-        code = _run(list(sys.argv[1:] if args is None else args), settings)
+        with interrupts_never_lost():
+            code = _run(list(sys.argv[1:] if args is None else args), settings)
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from typing import TYPE_CHECKING
@@ -113,6 +112,7 @@ def measure(
     """
     from nvcli.bench.audit import server_was_gone
     from nvcli.bench.ceiling import client_ceiling
+    from nvcli.bench.load_run import run_cancellable
     from nvcli.bench.online import Session
     from nvcli.bench.record import read_runs
     from nvcli.bench.summary import summarize
@@ -138,7 +138,7 @@ def measure(
         return False
 
     try:
-        return asyncio.run(run())
+        return run_cancellable(run())
     except KeyboardInterrupt:  # between two loads: those before are kept
         if not path.exists():
             raise

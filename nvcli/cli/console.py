@@ -18,7 +18,6 @@ import time
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from nvcli.cli.interrupts import interrupts_never_lost
 from nvcli.errors import NvcliError
 from nvcli.repl.screen import Screen, repair, unbroken, visible
 from nvcli.repl.wrap import wrap
@@ -188,25 +187,21 @@ def timings_json(times: RequestTimes | None, num_output_tokens: int) -> dict[str
 
 
 class Spinner:
-    """`⠋ loading NAME 3.2 s` on standard error while the block runs; nothing without a terminal.
-    Ctrl-C is not lost in what the block imports."""
+    """`⠋ loading NAME 3.2 s` on standard error while the block runs; nothing without a terminal."""
 
     def __init__(self, screen: Screen, text: str) -> None:
         self._screen = screen
         self._text = visible(text)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._interrupts = interrupts_never_lost()
 
     def __enter__(self) -> Self:
-        self._interrupts.__enter__()
         if self._screen.can_redraw_err and not self._screen.is_quiet:
             self._thread = threading.Thread(target=self._spin, name="spinner", daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._interrupts.__exit__(None, None, None)
         if self._thread is not None:
             self._stop.set()
             self._thread.join()

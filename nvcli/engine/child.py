@@ -50,6 +50,9 @@ def _starts(pid: int) -> queue.SimpleQueue[Callable[[], None]]:
     waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def run() -> None:
+        # A child has this from the thread that starts it: Ctrl-C waits while it imports, and is
+        # dropped by `be_child_of`, where it would print a traceback among the parent's lines.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         while True:
             waiting.get()()
 
@@ -70,6 +73,7 @@ def be_child_of(parent: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # blocked by `start_child`
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another libc: the thread does it
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -15,8 +15,9 @@ import pytest
 
 from benchmarks import campaign
 from benchmarks.campaign import CAMPAIGNS, Gpus, Job, Lane, run_lane, show
+from benchmarks.groups import Groups
 from benchmarks.stopwatch import elapsed_s
-from tests.waiting import is_running, limits
+from tests.waiting import interrupted_when, is_running, limits
 
 ROOT = Path(campaign.__file__).parent.parent
 JOBS = {job.name: job for lanes in CAMPAIGNS.values() for lane in lanes for job in lane.jobs}
@@ -61,11 +62,11 @@ def test_a_job_ends_at_its_limit_with_its_children(
     now = elapsed_s()
     for limit in limits(1.0):
         jobs = [Job("stuck", "stuck", limit_s=limit), Job("after", "this"), Job("late", "this")]
-        run_lane(Lane(jobs[:1]), Gpus(["0"]), tmp_path, now + 3600)
+        run_lane(Lane(jobs[:1]), Gpus(["0"]), tmp_path, now + 3600, Groups())
         if "child" in (tmp_path / "stuck").read_text():  # it had come so far
             break
-    run_lane(Lane(jobs[1:2]), Gpus(["0"]), tmp_path, now + 3600)
-    run_lane(Lane(jobs[2:]), Gpus(["0"]), tmp_path, now)
+    run_lane(Lane(jobs[1:2]), Gpus(["0"]), tmp_path, now + 3600, Groups())
+    run_lane(Lane(jobs[2:]), Gpus(["0"]), tmp_path, now, Groups())
     show(jobs, tmp_path, tmp_path / "results")
     printed = capsys.readouterr().out
     assert "stuck: cut off" in printed
@@ -82,8 +83,38 @@ def test_jobs_have_a_folder_in_common(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "told.py").write_text("import os, sys; print(sys.argv[1:], os.environ['TABLE'])")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = Job("told", "told --write $CAMPAIGN/a", env={"TABLE": "$CAMPAIGN/b"})
-    run_lane(Lane([job]), Gpus(["0"]), tmp_path, elapsed_s() + 3600)
+    run_lane(Lane([job]), Gpus(["0"]), tmp_path, elapsed_s() + 3600, Groups())
     assert (tmp_path / "told").read_text() == f"['--write', '{tmp_path}/a'] {tmp_path}/b\n"
+
+
+def test_ctrl_c_ends_all_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before their limits, and shows what they had said; no other job begins."""
+    (tmp_path / "stuck.py").write_text(
+        "import os, pathlib, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('pids', os.getpid(), child.pid, flush=True)\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "time.sleep(600)\n"
+    )
+    began = [tmp_path / "one", tmp_path / "two"]
+    lanes = [Lane([Job(p.name, f"stuck {p}", 3000), Job("more", "this")], 0) for p in began]
+    monkeypatch.setitem(CAMPAIGNS, "check", lanes)
+    monkeypatch.setattr(sys, "argv", ["campaign", "check"])
+    for name, value in (("PYTHONPATH", tmp_path), ("CUDA_VISIBLE_DEVICES", "0")):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("NVCLI_RESULTS", str(tmp_path / "results"))
+    with interrupted_when(lambda: all(path.exists() for path in began)):
+        assert campaign.main() == 130
+    printed = capsys.readouterr().out
+    assert printed.index("interrupted") < printed.index("== one")
+    pids = [
+        int(pid) for line in printed.splitlines() if line[:4] == "pids" for pid in line.split()[1:]
+    ]
+    assert len(pids) == 4
+    assert not any(map(is_running, pids))
+    assert "more" not in printed
 
 
 def test_lanes_wait_for_their_gpus() -> None:

@@ -15,6 +15,7 @@ from benchmarks import rows
 from benchmarks.kernels import sanitize
 from benchmarks.kernels.sanitize import split
 from benchmarks.kernels.sanitized import read_log
+from tests.waiting import interrupted_when, is_running, run_command
 
 ROOT = Path(sanitize.__file__).parents[2]
 REPORT = """\
@@ -279,6 +280,42 @@ def test_who_does_not_end_is_cut_off(bench: Bench, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sanitize, "GRACE_S", 0)
     code, row = bench.run("--processes", "1", "--budget", "0")
     assert (code, row["clean"], row["not_run"], row["canary_seen"]) == (1, 0, 5, False)
+
+
+WAITS = """
+@pytest.mark.gpu
+def test_waits():
+    import subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    place = pathlib.Path(os.environ["FAKE_CALLS"]).parent / "began"
+    place.with_suffix(".tmp").write_text(f"{os.getpid()} {child.pid}")
+    place.with_suffix(".tmp").rename(place)
+    time.sleep(600)
+"""
+
+
+def test_ctrl_c_ends_it_at_once(bench: Bench) -> None:
+    """Its tests, and what they started, long before the budget; nothing is written down."""
+    bench.write(WAITS)
+    began = bench.folder / "began"
+    with interrupted_when(began.exists), pytest.raises(KeyboardInterrupt):
+        bench.run("--processes", "3", "--budget", "3000")
+    assert not any(is_running(int(pid)) for pid in began.read_text().split())
+    assert not (bench.folder / "results").exists()
+
+
+def test_ctrl_c_is_no_traceback() -> None:
+    """Also before the tests are collected."""
+    code = (
+        "import os, runpy, shutil, signal, sys\n"
+        "def which(name):\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "shutil.which = which\n"
+        "sys.argv = ['sanitize']\n"
+        "runpy.run_module('benchmarks.kernels.sanitize', run_name='__main__', alter_sys=True)\n"
+    )
+    ran = run_command([sys.executable, "-c", code], cwd=ROOT)
+    assert (ran.returncode, ran.stderr) == (130, "")
 
 
 def test_without_the_sanitizer(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

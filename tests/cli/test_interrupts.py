@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import asyncio
 import signal
 import threading
 import time
@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nvcli.cli.console import Spinner
-from nvcli.cli.interrupts import is_lost_in, never_lost
-from nvcli.repl.screen import Screen
+from nvcli.bench.load_run import run_cancellable
+from nvcli.cli.interrupts import interrupts_never_lost, is_lost_in, never_lost
 from tests.waiting import PATIENCE_S
 
 # As `_get_module_lock` of importlib: a weak reference's callback takes the lock of all imports.
@@ -86,7 +85,7 @@ def test_an_interrupt_is_not_lost(
     assert lock.locked() == (moment is interrupted_import)
     if lock.locked():
         lock.release()
-    with Spinner(Screen(io.StringIO(), io.StringIO()), "loading"):
+    with interrupts_never_lost():
         with pytest.raises(KeyboardInterrupt):
             meet(moment, lock, signal.SIGINT)
         assert not lock.locked()
@@ -110,7 +109,24 @@ def test_a_handler_of_other_signals(lock: threading.Lock) -> None:
     assert not is_lost_in(None)
 
 
-def test_a_spinner_leaves_other_handlers_alone() -> None:
+def test_other_handlers_are_left_alone() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a job in the background
-    with Spinner(Screen(io.StringIO(), io.StringIO()), "loading"):
+    with interrupts_never_lost():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_load_on_a_server_is_cancelled() -> None:
+    """asyncio cancels its task only where the handler is Python's own."""
+
+    async def work() -> str:
+        try:
+            signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(PATIENCE_S)
+        except asyncio.CancelledError:
+            return "kept"
+        return "slept"
+
+    with interrupts_never_lost():
+        ours = signal.getsignal(signal.SIGINT)
+        assert run_cancellable(work()) == "kept"
+        assert signal.getsignal(signal.SIGINT) is ours
