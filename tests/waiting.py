@@ -55,17 +55,21 @@ def is_running(pid: int) -> bool:
 
 @contextmanager
 def interrupted_when(condition: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C comes to this process, once, when `condition` is true while the block runs. The block
-    has to end it: it must not be left before."""
+    """Ctrl-C comes to this process, once, when `condition` is true while the block runs."""
+    is_left = threading.Event()
 
     def strike() -> None:
-        until(condition)
-        os.kill(os.getpid(), signal.SIGINT)
+        until(lambda: is_left.is_set() or condition())
+        if not is_left.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=strike, daemon=True)
+    thread = threading.Thread(target=strike)
     thread.start()
-    yield
-    thread.join()
+    try:
+        yield
+    finally:
+        is_left.set()
+        thread.join()
 
 
 def run_command(command: Sequence[str | Path], **more: Any) -> subprocess.CompletedProcess[str]:

@@ -175,11 +175,11 @@ def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_l
         message = f"prompt holds token id {outside}{end}"
         _add_bad(found, failed(record, "invalid_parameter", message))
         return
-    limit = record.sampling.get("max_tokens")
-    is_answered = limit != 0 and not isinstance(record.request, EmbeddingRequest)
+    is_embedding = isinstance(record.request, EmbeddingRequest)
+    limit = 0 if is_embedding else record.sampling.get("max_tokens")
     for prompt in prompts:
         size = len(prompt.token_ids)
-        if too_long := ContextLengthError.of_prompt(size, max_model_len, needs_room=is_answered):
+        if too_long := ContextLengthError.of_prompt(size, max_model_len, needs_room=limit != 0):
             _add_bad(found, failure_of(record, too_long))
             return
     found.num_good += 1

@@ -156,6 +156,13 @@ def test_dry_run_counts_everything(tmp_path: Path) -> None:
     assert all("\n" not in line for line in found.lines("in.jsonl"))
 
 
+def test_dry_run_expects_no_answer_of_an_embedding(tmp_path: Path) -> None:
+    asked = {"custom_id": "e", "method": "POST", "url": "/v1/embeddings"}
+    found = look(tmp_path, [{**asked, "body": {"model": "m", "input": [1] * 100}}])
+    assert (found.num_good, found.prompt_tokens) == (1, 100)
+    assert (found.output_tokens, found.num_unlimited) == (0, 0)
+
+
 @pytest.mark.parametrize("ids", [[-1], [3, -5, 9], [1, 10**9]])
 def test_dry_run_finds_token_ids_out_of_range(tmp_path: Path, ids: list[int]) -> None:
     found = look(tmp_path, [{"prompt": [1, 2]}, {"prompt": ids}])

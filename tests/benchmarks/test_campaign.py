@@ -17,7 +17,7 @@ from benchmarks import campaign
 from benchmarks.campaign import CAMPAIGNS, Gpus, Job, Lane, run_lane, show
 from benchmarks.groups import Groups
 from benchmarks.stopwatch import elapsed_s
-from tests.waiting import interrupted_when, is_running, limits
+from tests.waiting import interrupted_when, is_running, limits, until
 
 ROOT = Path(campaign.__file__).parent.parent
 JOBS = {job.name: job for lanes in CAMPAIGNS.values() for lane in lanes for job in lane.jobs}
@@ -109,11 +109,10 @@ def test_ctrl_c_ends_all_jobs(
         assert campaign.main() == 130
     printed = capsys.readouterr().out
     assert printed.index("interrupted") < printed.index("== one")
-    pids = [
-        int(pid) for line in printed.splitlines() if line[:4] == "pids" for pid in line.split()[1:]
-    ]
+    said = [line.split()[1:] for line in printed.splitlines() if line.startswith("pids")]
+    pids = [int(pid) for line in said for pid in line]
     assert len(pids) == 4
-    assert not any(map(is_running, pids))
+    until(lambda: not any(map(is_running, pids)))
     assert "more" not in printed
 
 

@@ -15,7 +15,7 @@ from benchmarks import rows
 from benchmarks.kernels import sanitize
 from benchmarks.kernels.sanitize import split
 from benchmarks.kernels.sanitized import read_log
-from tests.waiting import interrupted_when, is_running, run_command
+from tests.waiting import interrupted_when, is_running, run_command, until
 
 ROOT = Path(sanitize.__file__).parents[2]
 REPORT = """\
@@ -300,7 +300,8 @@ def test_ctrl_c_ends_it_at_once(bench: Bench) -> None:
     began = bench.folder / "began"
     with interrupted_when(began.exists), pytest.raises(KeyboardInterrupt):
         bench.run("--processes", "3", "--budget", "3000")
-    assert not any(is_running(int(pid)) for pid in began.read_text().split())
+    pids = [int(pid) for pid in began.read_text().split()]
+    until(lambda: not any(map(is_running, pids)))
     assert not (bench.folder / "results").exists()
 
 
