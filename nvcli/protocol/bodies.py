@@ -64,11 +64,6 @@ def chat_body(
         "service_tier": "default",
         "system_fingerprint": SYSTEM_FINGERPRINT,
     }
-    if request.return_token_ids:
-        body["choices"] = [
-            {**choice, "token_ids": list(output.token_ids)}
-            for choice, output in zip(body["choices"], outputs, strict=True)
-        ]
     if request.sampling.get("prompt_logprobs") is not None and outputs[0].prompt_logprobs:
         body["prompt_logprobs"] = prompt_logprobs_body(outputs[0].prompt_logprobs, tokenizer)
     if num_truncated_tokens:
@@ -95,13 +90,16 @@ def _chat_choice(
         shown = TextLogprobs(tokenizer).feed(output)
         content = [chat_logprob(lp, tokenizer, as_ids=as_ids) for lp in shown]
         logprobs = {"content": content, "refusal": None}
-    return {
+    choice = {
         "index": output.index,
         "message": message,
         "logprobs": logprobs,
         "finish_reason": finish_reason(output),
         "stop_reason": output.stop_reason,
     }
+    if request.return_token_ids:
+        choice["token_ids"] = list(output.token_ids)
+    return choice
 
 
 def completion_body(

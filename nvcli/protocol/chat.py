@@ -36,6 +36,10 @@ _ACCEPTED = (
     "rid",
     "session_id",
 )
+_REFUSED = {
+    "audio": "is not supported; this model reads and writes text only",
+    "documents": "is not supported; put the documents into a message",
+}
 # What a record of `nvcli batch` that is no OpenAI body may set: everything that changes the answer.
 GENERATION_FIELDS = (
     *SAMPLING_FIELDS,
@@ -104,12 +108,7 @@ def parse_chat(
     fields = Fields(body)
     model = fields.text("model")
     fields.alone("messages", "prompt", "input")
-    raw_messages = fields.array("messages")
-    if not raw_messages:
-        fields.fail("messages", "must hold at least one message")
-    if len(raw_messages) > MAX_MESSAGES:
-        fields.fail("messages", f"must hold at most {MAX_MESSAGES:,} messages")
-    messages = tuple(parse_messages(raw_messages))
+    messages = tuple(parse_messages(message_list(fields)))
     for i, message in enumerate(messages):
         content_text(message, f"messages[{i}]")  # media parts are refused by place
         if message.content is None and message.role in ("user", "system", "developer"):
@@ -171,10 +170,20 @@ def parse_chat(
     )
 
 
+def message_list(fields: Fields) -> list[Any]:
+    """`messages` as it was given, neither empty nor too long."""
+    given = fields.array("messages")
+    if not given:
+        fields.fail("messages", "must hold at least one message")
+    if len(given) > MAX_MESSAGES:
+        fields.fail("messages", f"must hold at most {MAX_MESSAGES:,} messages")
+    return given
+
+
 def _check_alone(fields: Fields, sampling: dict[str, Any]) -> None:
     """An answer of several turns is one, and its numbers would be those of several prompts."""
-    for name in ("n", "logprobs", "prompt_logprobs"):
-        if sampling.get(name, 1 if name == "n" else None) not in (1 if name == "n" else None,):
+    for name, alone in (("n", 1), ("logprobs", None), ("prompt_logprobs", None)):
+        if sampling.get(name, alone) != alone:
             fields.refuse(name, "cannot be given beside MCP tools")
     for name in ("return_token_ids", "continue_final_message", "echo"):
         if fields.flag(name):
@@ -196,10 +205,7 @@ def _read_refused(fields: Fields) -> None:
     modalities = fields.texts("modalities")
     if modalities is not None and modalities != ("text",):
         fields.refuse("modalities", "only text is supported")
-    if fields.get("audio") is not None:
-        fields.refuse("audio", "is not supported; this model reads and writes text only")
-    if fields.get("documents") is not None:
-        fields.refuse("documents", "is not supported; put the documents into a message")
+    fields.refuse_given(_REFUSED)
     fields.choice("verbosity", ("low", "medium", "high"))
     fields.choice("service_tier", ("auto", "default", "flex", "scale", "priority"))
 

@@ -46,7 +46,7 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
     fields = Fields(body)
     model = fields.text("model")
     fields.alone("prompt", "messages", "input")
-    prompts = read_prompts(fields)
+    prompts = read_prompts(fields, "prompt", "prompts")
     sampling = read_sampling(fields)
     echo = fields.flag("echo") or False
     limit = read_token_limit(fields, may_be_zero=echo or "prompt_logprobs" in sampling)
@@ -91,30 +91,30 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
     )
 
 
-def read_prompts(fields: Fields) -> tuple[str | TokenIds, ...]:
-    """`prompt`: text, texts, token ids, or lists of token ids."""
-    value = fields.get("prompt")
+def read_prompts(
+    fields: Fields, name: str, noun: str, *, no_object: str | None = None
+) -> tuple[str | TokenIds, ...]:
+    """Text, texts, token ids, or lists of token ids. `noun`: what an error calls several;
+    `no_object`: why a JSON object among them is refused, where it might be meant."""
+    value = fields.get(name)
     if value is None:
-        fields.fail("prompt", "is missing")
-    if isinstance(value, str):
-        prompts: tuple[Any, ...] = (value,)
-    elif isinstance(value, list):
-        if value and are_integers(value):
-            return (tuple(value),)
-        prompts = tuple(value)
-    else:
-        fields.fail("prompt", "must be text, a list of texts, token ids or lists of token ids")
-    if not 1 <= len(prompts) <= MAX_PROMPTS:
-        fields.fail("prompt", f"must hold from 1 to {MAX_PROMPTS} prompts, got {len(prompts)}")
-    return tuple(_prompt(fields, item, i, len(prompts)) for i, item in enumerate(prompts))
-
-
-def _prompt(fields: Fields, value: Any, index: int, count: int) -> str | TokenIds:
-    name = "prompt" if count == 1 else f"prompt[{index}]"
-    if isinstance(value, list | tuple) and are_integers(value):
-        value = tuple(value)
-    elif not isinstance(value, str):
-        fields.fail(name, "must be text or token ids")
-    if not value:
-        fields.fail(name, "is empty")
-    return value  # type: ignore[no-any-return]
+        fields.fail(name, "is missing")
+    if isinstance(value, str) or (isinstance(value, list) and value and are_integers(value)):
+        value = [value]
+    elif not isinstance(value, list):
+        fields.fail(name, "must be text, a list of texts, token ids or lists of token ids")
+    if not 1 <= len(value) <= MAX_PROMPTS:
+        fields.fail(name, f"must hold from 1 to {MAX_PROMPTS} {noun}, got {len(value)}")
+    prompts: list[str | TokenIds] = []
+    for i, item in enumerate(value):
+        place = name if len(value) == 1 else f"{name}[{i}]"
+        if isinstance(item, dict) and no_object is not None:
+            fields.refuse(place, no_object)
+        if isinstance(item, list) and are_integers(item):
+            item = tuple(item)
+        elif not isinstance(item, str):
+            fields.fail(place, "must be text or token ids")
+        if not item:
+            fields.fail(place, "is empty")
+        prompts.append(item)
+    return tuple(prompts)

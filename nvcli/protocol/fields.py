@@ -54,6 +54,12 @@ class Fields:
         name = self.name(field)
         raise UnsupportedFieldError(f"{name}: {missing}", param=name)
 
+    def refuse_given(self, reasons: Mapping[str, str]) -> None:
+        """Refuse by name each of these fields that is given."""
+        for field, missing in reasons.items():
+            if self.get(field) is not None:
+                self.refuse(field, missing)
+
     # --- values -----------------------------------------------------------------------------------
 
     def get(self, field: str) -> Any:

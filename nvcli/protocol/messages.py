@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from nvcli.protocol.chat import MAX_MESSAGES, ChatRequest
+from nvcli.protocol.chat import ChatRequest, message_list
 from nvcli.protocol.fields import Fields
 from nvcli.protocol.sampling import check_sampling, read_limit, read_sampling, refuse_outputs
 from nvcli.protocol.structured import Structure, json_structure, read_structure
-from nvcli.protocol.thinking import BUDGETS, EFFORTS, Thinking, read_thinking
+from nvcli.protocol.thinking import BUDGETS, EFFORTS, read_thinking
 from nvcli.protocol.tools import MAX_TOOLS, Choice, Tools, check_names
 from nvcli.types import Message, ToolCall
 
@@ -33,9 +34,7 @@ def parse_messages_request(
 ) -> ChatRequest:
     """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
     fields = Fields(body)
-    for name, reason in _REFUSED.items():
-        if fields.get(name) is not None:
-            fields.refuse(name, reason)
+    fields.refuse_given(_REFUSED)
     model = fields.text("model")
     fields.alone("messages", "prompt", "input")
     messages = _messages(fields)
@@ -52,12 +51,11 @@ def parse_messages_request(
             fields.fail("stop", "cannot be given beside stop_sequences")
         sampling.update(read_sampling(Fields({"stop": list(stops)})))
     thinking, variables = read_thinking(fields)
-    if thinking.enabled is None:  # here a client asks for thinking, or does not get it
-        adapts = isinstance(fields.get("thinking"), dict)
-        thinking = Thinking(adapts, thinking.budget, thinking.is_shown)
     shape = fields.object("thinking") if isinstance(fields.get("thinking"), dict) else None
+    if thinking.enabled is None:  # here a client asks for thinking, or does not get it
+        thinking = replace(thinking, enabled=shape is not None)
     if shape is not None and shape.choice("display", ("summarized", "omitted")) == "omitted":
-        thinking = Thinking(thinking.enabled, thinking.budget, is_shown=False)
+        thinking = replace(thinking, is_shown=False)
     structure, effort = _output(fields)
     budget = thinking.budget
     if budget is None and effort is not None and thinking.enabled:
@@ -115,11 +113,7 @@ def _output(fields: Fields) -> tuple[Structure | None, str | None]:
 
 
 def _messages(fields: Fields) -> list[Message]:
-    given = fields.array("messages")
-    if not given:
-        fields.fail("messages", "must hold at least one message")
-    if len(given) > MAX_MESSAGES:
-        fields.fail("messages", f"must hold at most {MAX_MESSAGES:,} messages")
+    given = message_list(fields)
     messages: list[Message] = []
     called: set[str] = set()
     system = fields.get("system")

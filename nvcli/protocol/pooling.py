@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from nvcli.engine.embedding import ended
 from nvcli.errors import ContextLengthError, InvalidParameterError
 from nvcli.protocol.chat import parse_chat
-from nvcli.protocol.fields import Fields, UnsupportedFieldError, are_integers
+from nvcli.protocol.completions import read_prompts
+from nvcli.protocol.fields import Fields, UnsupportedFieldError
 from nvcli.protocol.prepare import prepare_chat
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from nvcli.protocol.completions import TokenIds
     from nvcli.text import Tokenizer
 
-MAX_INPUTS = 2048
+MAX_DOCUMENTS = 2048
 MIN_DIMENSIONS = 32
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
 _JUDGE = (
@@ -79,7 +80,12 @@ def parse_embedding(
         if not fields.flag("add_generation_prompt"):
             chat = replace(chat, add_generation_prompt=False)
     else:
-        inputs = _inputs(fields, "input" if fields.has("input") else "content")
+        inputs = read_prompts(
+            fields,
+            "content" if fields.has("content") else "input",
+            "inputs",
+            no_object="only text can be embedded, this model reads nothing else",
+        )
     encoding = fields.choice("encoding_format", ("float", "base64")) or "float"
     dimensions = fields.integer("dimensions", MIN_DIMENSIONS, hidden_size)
     kind = fields.choice("input_type", ("query", "document"))
@@ -114,37 +120,6 @@ def check_ids(request: EmbeddingRequest, vocab_size: int) -> None:
 def check_dimensions(request: EmbeddingRequest, hidden_size: int) -> None:
     """Raises `InvalidParameterError`."""
     Fields({"dimensions": request.dimensions}).integer("dimensions", MIN_DIMENSIONS, hidden_size)
-
-
-def _inputs(fields: Fields, name: str) -> tuple[str | TokenIds, ...]:
-    value = fields.get(name)
-    if value is None:
-        fields.fail("input", "is missing")
-    if isinstance(value, str):
-        values: list[Any] = [value]
-    elif isinstance(value, list) and value and are_integers(value):
-        values = [tuple(value)]
-    elif isinstance(value, list):
-        values = value
-    else:
-        fields.fail(name, "must be text, a list of texts, token ids or lists of token ids")
-    if not 1 <= len(values) <= MAX_INPUTS:
-        fields.fail(name, f"must hold from 1 to {MAX_INPUTS} inputs, got {len(values)}")
-    inputs: list[str | TokenIds] = []
-    for i, item in enumerate(values):
-        place = f"{name}[{i}]" if len(values) > 1 else name
-        if isinstance(item, list | tuple) and are_integers(item):
-            item = tuple(item)
-        elif isinstance(item, dict):
-            raise UnsupportedFieldError(
-                f"{place}: only text can be embedded, this model reads nothing else", param=place
-            )
-        elif not isinstance(item, str):
-            fields.fail(place, "must be text or token ids")
-        if not item:
-            fields.fail(place, "is empty")
-        inputs.append(item)
-    return tuple(inputs)
 
 
 def embedding_prompts(
@@ -215,8 +190,8 @@ def parse_rerank(body: object, *, is_strict: bool, returns_documents: bool) -> P
     if not query:
         fields.fail("query", "is missing")
     given = fields.array("documents") or []
-    if not 1 <= len(given) <= MAX_INPUTS:
-        fields.fail("documents", f"must hold from 1 to {MAX_INPUTS} documents, got {len(given)}")
+    if not 1 <= len(given) <= MAX_DOCUMENTS:
+        fields.fail("documents", f"must hold from 1 to {MAX_DOCUMENTS} documents, got {len(given)}")
     documents = [_document(fields, value, i) for i, value in enumerate(given)]
     top_n = fields.integer("top_n", 1)
     wanted = fields.flag("return_documents")
@@ -268,8 +243,8 @@ def parse_score(body: object, *, is_strict: bool) -> PairRequest:
 def _texts(fields: Fields, name: str) -> tuple[str, ...]:
     value = fields.get(name)
     texts = (value,) if isinstance(value, str) else fields.texts(name)
-    if not texts or len(texts) > MAX_INPUTS:
-        fields.fail(name, f"must be text, or from 1 to {MAX_INPUTS} texts")
+    if not texts or len(texts) > MAX_DOCUMENTS:
+        fields.fail(name, f"must be text, or from 1 to {MAX_DOCUMENTS} texts")
     return texts
 
 

@@ -48,15 +48,18 @@ class McpEvents(EventFrame):
     def _open_call(self, function: McpFunction) -> Iterator[Event]:
         named = {"server_label": function.label, "name": function.name, "arguments": ""}
         if not function.needs_approval:
-            outcome = {"output": None, "error": None, "approval_request_id": None}
-            yield from self._open("mcp_call", **named, **outcome)
-            yield self._in_item("response.mcp_call.in_progress")
+            yield from self._begin_call(named, None)
             return
         if self._item is not None:
             yield from self._close("completed")
         # Shown once it is whole: nobody can approve half a call.
         kind = "mcp_approval_request"
         self._item = {"id": new_item_id(kind), "type": kind, **named}
+
+    def _begin_call(self, named: dict[str, Any], approval: str | None) -> Iterator[Event]:
+        outcome = {"output": None, "error": None, "approval_request_id": approval}
+        yield from self._open("mcp_call", **named, **outcome)
+        yield self._in_item("response.mcp_call.in_progress")
 
     def _add_arguments(self, delta: str) -> Iterator[Event]:
         assert self._item is not None, "a call is open"
@@ -81,9 +84,7 @@ class McpEvents(EventFrame):
     def call_approved(self, request: dict[str, Any]) -> Iterator[Event]:
         """A whole call that the client has allowed; it is pending now."""
         named = {key: request[key] for key in ("server_label", "name", "arguments")}
-        outcome = {"output": None, "error": None, "approval_request_id": request["id"]}
-        yield from self._open("mcp_call", **named, **outcome)
-        yield self._in_item("response.mcp_call.in_progress")
+        yield from self._begin_call(named, request["id"])
         yield self._in_item("response.mcp_call_arguments.delta", delta=named["arguments"])
         yield from self._close("completed")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from nvcli.protocol.chat import ChatRequest, read_metadata
@@ -10,7 +10,7 @@ from nvcli.protocol.fields import Fields
 from nvcli.protocol.mcp import McpTools, UnsupportedToolError, read_mcp
 from nvcli.protocol.sampling import check_sampling, read_limit, read_sampling, refuse_outputs
 from nvcli.protocol.structured import read_format, read_structure
-from nvcli.protocol.thinking import Thinking, read_thinking
+from nvcli.protocol.thinking import read_thinking
 from nvcli.protocol.tools import (
     MAX_TOOLS,
     Allowed,
@@ -65,9 +65,7 @@ class ResponsesRequest:
 def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesRequest:
     """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
     fields = Fields(body)
-    for name, reason in _REFUSED.items():
-        if fields.get(name) is not None:
-            fields.refuse(name, reason)
+    fields.refuse_given(_REFUSED)
     model = fields.text("model")
     fields.alone("input", "messages")
     given_input = fields.get("input")
@@ -117,6 +115,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         fields.fail("background", "needs store: true")
     max_tool_calls = fields.integer("max_tool_calls", 1)
     options = fields.object("stream_options")
+    include_obfuscation = bool(options and options.flag("include_obfuscation"))
     fields.choice("service_tier", ("auto", "default", "flex", "scale", "priority"))
     fields.ignore(_ACCEPTED)
     previous = fields.text("previous_response_id")
@@ -148,7 +147,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         model=model,
         sampling=sampling,
         bad_words=fields.texts("bad_words") or (),
-        thinking=Thinking(thinking.enabled, thinking.budget, thinking.is_shown),
+        thinking=thinking,
         template_variables=variables,
         tools=tools,
         structure=structure,
@@ -156,11 +155,10 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         has_logprobs=LOGPROBS in include,
         priority=fields.integer("priority", -(2**31), 2**31) or 0,
         cache_salt=fields.text("cache_salt"),
-        ignored_fields=(),
+        ignored_fields=fields.unknown(is_strict=is_strict),
     )
-    ignored = fields.unknown(is_strict=is_strict)
     return ResponsesRequest(
-        chat=replace(chat, ignored_fields=ignored),
+        chat=chat,
         input=given_input,
         instructions=instructions,
         previous_response_id=previous,
@@ -172,7 +170,7 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         mcp=servers,
         allowed=allowed,
         max_tool_calls=max_tool_calls,
-        include_obfuscation=bool(options and options.flag("include_obfuscation")),
+        include_obfuscation=include_obfuscation,
         echo=echo,
     )
 

@@ -45,7 +45,9 @@ SAMPLING_FIELDS = (
     "top_logprobs",
 )
 
-_LATER = ("logprob_token_ids", "stream_interval", "repetition_detection")
+_REFUSED = dict.fromkeys(
+    ("logprob_token_ids", "stream_interval", "repetition_detection"), "is not supported"
+)
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
     values["n"] = fields.integer("n", 1, MAX_N)
     values["stop"] = _stops(fields)
     values["logit_bias"] = _logit_bias(fields)
-    refuse_later(fields)
+    fields.refuse_given(_REFUSED)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -103,13 +105,6 @@ def check_sampling(values: dict[str, Any]) -> None:
     """Raises `InvalidParameterError` for a value out of range or one that contradicts another."""
     if values:
         SamplingParams(**values)
-
-
-def refuse_later(fields: Fields) -> None:
-    """Refuse by name what a later version brings."""
-    for name in _LATER:
-        if fields.get(name) is not None:
-            fields.refuse(name, "is not supported")
 
 
 def _stops(fields: Fields) -> tuple[str, ...] | None:
