@@ -1,10 +1,12 @@
-"""Folders that the standard library gets wrong for us: a home that is not there, and where a child
-process looks for code.
+"""Files and folders, where the standard library gets them wrong for us or leaves them to us: a home
+that is not there, a file that is written whole, and where a child process looks for code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import site
 import stat
 import sys
@@ -56,6 +58,24 @@ def why_not_writable(path: Path, *, replaces: bool = False) -> str | None:
     if not os.path.isdir(folder):
         return f"there is no folder {folder}"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
+
+
+def write_whole(path: Path, data: bytes, *, is_synced: bool = False) -> None:
+    """A file that is never seen half written: until it is whole, what was there stays. is_synced:
+    it is on the disk before this returns. Raises `OSError`, and then leaves nothing behind.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def module_command(module: str) -> list[str]:

@@ -11,10 +11,8 @@ one-out tells how well a point is predicted without itself.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +23,7 @@ from nvcli.bench.record import dump, runs_folder
 from nvcli.bench.shape import Shape
 from nvcli.engine.buckets import Buckets
 from nvcli.errors import NvcliError
+from nvcli.paths import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -264,14 +263,10 @@ def _path(key: str) -> Path:
 def save(calibration: Calibration) -> Path:
     """Raises `NvcliError` when the disk refuses; the one that was there stays then."""
     path = _path(calibration.key)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary.write_text(dump(asdict(calibration)) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, dump(asdict(calibration)).encode() + b"\n")
     except OSError as exc:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise NvcliError(f"cannot write {path}: {exc.strerror or exc}") from exc
     return path
 

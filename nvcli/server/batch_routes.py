@@ -9,12 +9,11 @@ from starlette.concurrency import run_in_threadpool
 from nvcli.protocol.chat import read_metadata
 from nvcli.protocol.fields import Fields
 from nvcli.server.batches import ENDPOINTS
-from nvcli.server.chat import read_page
 from nvcli.server.errors import NotFoundError
 from nvcli.server.files import files_of
 from nvcli.server.front import ignore_fields
 from nvcli.server.json_io import JSONBody, read_object
-from nvcli.server.store import page
+from nvcli.server.store import page_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HTTPRequest
@@ -64,7 +63,7 @@ async def create_batch(state: ServerState, http: HTTPRequest) -> Response:
 
 async def list_batches(state: ServerState, http: HTTPRequest) -> Response:
     manager = _manager(state)
-    return JSONBody(page(manager.all(), **read_page(http, default_order="desc")))
+    return JSONBody(page_of(manager.all(), http, default_order="desc"))
 
 
 async def get_batch(state: ServerState, http: HTTPRequest) -> Response:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nvcli.errors import InvalidParameterError, NvcliError
+from nvcli.errors import NvcliError
 from nvcli.protocol import (
     AnswerHead,
     ChatRequest,
@@ -24,7 +25,7 @@ from nvcli.server.front import ignore_fields
 from nvcli.server.generate import outputs_of, prepare, run_to_end, start, while_connected
 from nvcli.server.json_io import JSONBody, dumps, read_object
 from nvcli.server.sse import DONE, EventStream, data_event, data_events
-from nvcli.server.store import Entry, page
+from nvcli.server.store import Entry, page_of
 from nvcli.types import RequestOutput, fold_outputs
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from nvcli.server.bridge import OutputGroups
     from nvcli.server.state import ServerState
 
-MAX_PAGE = 100
 _NO_PARTS = {"name": None, "content": None, "content_parts": None, "refusal": None}
 
 
@@ -116,11 +116,9 @@ async def create_chat_completion(state: ServerState, http: HTTPRequest) -> ASGIA
 async def _deltas(
     state: ServerState, job: ChatJob, groups: OutputGroups
 ) -> AsyncGenerator[RequestOutput, None]:
-    try:
+    with closing(groups):
         async for _, output in outputs_of(state, groups, [job.engine]):
             yield output
-    finally:
-        groups.close()
 
 
 async def _folded(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
@@ -202,30 +200,7 @@ def _entry(state: ServerState, http: HTTPRequest) -> Entry:
     return entry
 
 
-def read_page(
-    http: HTTPRequest, *, default_order: str, default_limit: int = 20, max_limit: int = MAX_PAGE
-) -> dict[str, Any]:
-    """`limit`, `order`, `after` and `before` of a list request."""
-    query = http.query_params
-    raw = query.get("limit", str(default_limit))
-    limit = int(raw) if raw.isascii() and raw.isdigit() and len(raw) < 6 else 0
-    if not 1 <= limit <= max_limit:
-        message = f"limit must be from 1 to {max_limit}, got {raw[:40]!r}"
-        raise InvalidParameterError(message, param="limit")
-    order = query.get("order", default_order)
-    if order not in ("asc", "desc"):
-        message = f"order must be asc or desc, got {order[:40]!r}"
-        raise InvalidParameterError(message, param="order")
-    return {
-        "limit": limit,
-        "order": order,
-        "after": query.get("after") or None,
-        "before": query.get("before") or None,
-    }
-
-
 async def list_chat_completions(state: ServerState, http: HTTPRequest) -> Response:
-    options = read_page(http, default_order="asc")
     wanted = {
         key.removeprefix("metadata[").removesuffix("]"): value
         for key, value in http.query_params.items()
@@ -238,7 +213,7 @@ async def list_chat_completions(state: ServerState, http: HTTPRequest) -> Respon
         if (model is None or entry.body["model"] == model)
         and all(entry.body["metadata"].get(key) == value for key, value in wanted.items())
     ]
-    return JSONBody(page(items, **options))
+    return JSONBody(page_of(items, http, default_order="asc"))
 
 
 async def get_chat_completion(state: ServerState, http: HTTPRequest) -> Response:
@@ -246,8 +221,8 @@ async def get_chat_completion(state: ServerState, http: HTTPRequest) -> Response
 
 
 async def list_chat_messages(state: ServerState, http: HTTPRequest) -> Response:
-    options = read_page(http, default_order="asc")
-    return JSONBody(page(_entry(state, http).extra["messages"], **options))
+    messages = _entry(state, http).extra["messages"]
+    return JSONBody(page_of(messages, http, default_order="asc"))
 
 
 async def update_chat_completion(state: ServerState, http: HTTPRequest) -> Response:

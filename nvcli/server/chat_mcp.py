@@ -86,13 +86,10 @@ class _Turns:
         engine = await run_in_threadpool(self._engine_request, chat)
         self._events.begin_turn()
         self._indices.clear()
-        groups = start(self._state, [engine], is_admitted=True)
-        try:
+        with contextlib.closing(start(self._state, [engine], is_admitted=True)) as groups:
             async for _, output in outputs_of(self._state, groups, [engine]):
                 _exhaust(self._events.feed(output))
                 yield self._shown(output)
-        finally:
-            groups.close()
 
     def _engine_request(self, chat: ChatRequest) -> Request:
         state = self._state

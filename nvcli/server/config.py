@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from nvcli.errors import UsageError
 
@@ -101,6 +101,3 @@ class ServerConfig:
             return ip_address(self.host).is_loopback
         except ValueError:  # a name
             return False
-
-    def replace(self, **changes: Any) -> Self:
-        return replace(self, **changes)

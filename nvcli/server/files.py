@@ -9,7 +9,6 @@ A file is there once its object is: that is written last, and whole.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import time
@@ -19,12 +18,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
 from nvcli.errors import InvalidParameterError, UsageError
+from nvcli.paths import write_whole
 from nvcli.protocol.fields import UnsupportedFieldError
 from nvcli.server.errors import BadRequestError, MediaTypeError, NotFoundError
 from nvcli.server.json_io import JSONBody
-from nvcli.server.store import page
+from nvcli.server.store import page_of
 
 if TYPE_CHECKING:
+    import os
     from pathlib import Path
 
     from starlette.requests import Request as HTTPRequest
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from nvcli.server.state import ServerState
 
-_PAGE = {"default_limit": 10_000, "max_limit": 10_000}  # OpenAI's, of this list
+MAX_PAGE = 10_000  # OpenAI's, of this list
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
@@ -44,12 +45,7 @@ def new_id(prefix: str) -> str:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Atomically, and on the disk before it returns."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with temporary.open("wb") as file:
-        file.write(json.dumps(value).encode())
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_whole(path, json.dumps(value).encode(), is_synced=True)
 
 
 def read_objects(folder: Path) -> list[dict[str, Any]]:
@@ -196,13 +192,12 @@ async def upload_file(state: ServerState, http: HTTPRequest) -> Response:
 
 
 async def list_files(state: ServerState, http: HTTPRequest) -> Response:
-    from nvcli.server.chat import read_page
-
     files = files_of(state)
     purpose = http.query_params.get("purpose")
     found = await run_in_threadpool(read_objects, files.folder)
     items = [item for item in found if purpose is None or item["purpose"] == purpose]
-    return JSONBody(page(items, **read_page(http, default_order="desc", **_PAGE)))
+    bounds = {"default_limit": MAX_PAGE, "max_limit": MAX_PAGE}
+    return JSONBody(page_of(items, http, default_order="desc", **bounds))
 
 
 async def get_file(state: ServerState, http: HTTPRequest) -> Response:

@@ -7,6 +7,7 @@ and the engine drops it within one step.
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -69,17 +70,14 @@ def start(
 async def outputs_of(
     state: ServerState, groups: OutputGroups, requests: Sequence[Request]
 ) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(number of the request, output) until all have ended; then, or when left, nothing runs."""
+    """(number of the request, output) until all have ended; whoever began them closes `groups`."""
     loop, observe = asyncio.get_running_loop(), state.metrics.observe_finished
-    try:
-        while outputs := await groups.next_outputs():
-            for output in outputs:
-                number = groups.number_of[output.request_id]
-                if output.is_finished:  # counted after what all others of this moment have to send
-                    loop.call_soon(observe, output, requests[number].params)
-                yield number, output
-    finally:
-        groups.close()
+    while outputs := await groups.next_outputs():
+        for output in outputs:
+            number = groups.number_of[output.request_id]
+            if output.is_finished:  # counted after what all others of this moment have to send
+                loop.call_soon(observe, output, requests[number].params)
+            yield number, output
 
 
 async def run_to_end(
@@ -97,10 +95,8 @@ async def run_to_end(
             found[number].append(output)
         return [sorted(outputs, key=lambda output: output.index) for outputs in found]
 
-    try:
+    with closing(groups):
         return await while_connected(http, collect())
-    finally:
-        groups.close()
 
 
 async def while_connected(http: HTTPRequest, work: Awaitable[T]) -> T:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from starlette.responses import Response
 
+from nvcli.protocol.fields import kind_of
 from nvcli.server.errors import BadRequestError, MediaTypeError
 from nvcli.text import repair_surrogates
 
@@ -90,8 +91,10 @@ def _shape(data: bytes) -> tuple[int, int]:
     return deepest, count
 
 
-async def read_json(request: Request) -> Any:
-    """The decoded body. Raises `MediaTypeError`, `BadRequestError`, `BodyTooLargeError`."""
+async def read_object(request: Request) -> dict[str, Any]:
+    """The decoded body, which must be an object. Raises `MediaTypeError`, `BadRequestError`,
+    `BodyTooLargeError`.
+    """
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise MediaTypeError(
@@ -101,15 +104,9 @@ async def read_json(request: Request) -> Any:
     data = await request.body()
     if len(data) > LARGE_BODY:
         state: ServerState = request.app.state
-        return await state.in_thread(loads, data, num_bytes=len(data))
-    return loads(data)
-
-
-async def read_object(request: Request) -> dict[str, Any]:
-    """The decoded body, which must be an object."""
-    from nvcli.protocol.fields import kind_of
-
-    body = await read_json(request)
+        body = await state.in_thread(loads, data, num_bytes=len(data))
+    else:
+        body = loads(data)
     if not isinstance(body, dict):
         raise BadRequestError(f"the request body must be a JSON object, got {kind_of(body)}")
     return body

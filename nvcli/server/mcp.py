@@ -81,8 +81,7 @@ class McpHub:
             raise UnsupportedToolError(
                 f"{place}.type: this server uses no MCP servers", param=f"{place}.type"
             )
-        entry = self._entries.get(tools.label)
-        if entry is not None and tools.url in (None, entry.get("url")):
+        if self._entry(tools) is not None:
             if tools.headers:
                 raise ServerNotAllowedError(
                     f"{place}.headers: the operator sets those of {tools.label}",
@@ -102,15 +101,19 @@ class McpHub:
                 param=f"{place}.server_url",
             )
 
+    def _entry(self, tools: McpTools) -> dict[str, Any] | None:
+        """The server of the file that a request means; None where it brings its own."""
+        entry = self._entries.get(tools.label)
+        return entry if entry is not None and tools.url in (None, entry.get("url")) else None
+
     async def lease(self, tools: McpTools) -> Lease:
         """A connection that is open. Raises `McpServerError`."""
         self.check(tools)
         if self._loop is None:
             self._loop = McpLoop()
-        entry = self._entries.get(tools.label)
-        is_shared = entry is not None and tools.url in (None, entry.get("url"))
-        if is_shared:
-            assert entry is not None
+        entry = self._entry(tools)
+        is_shared = entry is not None
+        if entry is not None:
             connection = self._shared.get(tools.label)
             if connection is None or not connection.is_open:
                 connection = McpConnection(tools.label, entry, self._loop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError
@@ -66,10 +67,8 @@ async def create_message(state: ServerState, http: HTTPRequest) -> ASGIApp:
             for _ in events.feed(output):
                 pass
 
-    try:
+    with closing(groups):
         await while_connected(http, run())
-    finally:
-        groups.close()
     return JSONBody(events.message)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -9,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from nvcli.server.state import ServerState
     from nvcli.types import RequestOutput, SamplingParams
@@ -191,16 +192,11 @@ class _EngineGauges(Collector):
         yield _counter("nvcli:requests_aborted", "Requests whose client left.", model, aborted)
 
 
-def _gauge(name: str, text: str, model: str, value: float) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=_LABELS)
+def _family(kind: Any, name: str, text: str, model: str, value: float) -> Any:
+    family = kind(name, text, labels=("model_name",))
     family.add_metric((model,), value)
     return family
 
 
-def _counter(name: str, text: str, model: str, value: float) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=_LABELS)
-    family.add_metric((model,), value)
-    return family
-
-
-_LABELS: Sequence[str] = ("model_name",)
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)

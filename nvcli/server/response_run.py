@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -247,11 +248,8 @@ async def _turns(state: ServerState, job: Job, record: Record, session: McpSessi
 
         engine = await run_in_threadpool(prepare)
         events.begin_turn()
-        groups = start(state, [engine], is_admitted=True)
-        try:
+        with closing(start(state, [engine], is_admitted=True)) as groups:
             await _turn(state, engine, record, groups)
-        finally:
-            groups.close()
         if not events.pending:
             return
         await session.run_pending()

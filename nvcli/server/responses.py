@@ -13,13 +13,13 @@ import re
 from typing import TYPE_CHECKING
 
 from nvcli.errors import InvalidParameterError
-from nvcli.server.chat import needs_grammar, note_request, read_page
+from nvcli.server.chat import needs_grammar, note_request
 from nvcli.server.errors import BadRequestError, NotFoundError
 from nvcli.server.generate import prepare, start, while_connected
 from nvcli.server.json_io import JSONBody, read_object
 from nvcli.server.response_run import Job, Record, make_job, open_record, run
 from nvcli.server.sse import EventStream, named_event
-from nvcli.server.store import Entry, page
+from nvcli.server.store import Entry, page_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -146,7 +146,7 @@ async def cancel_response(state: ServerState, http: HTTPRequest) -> Response:
 async def list_input_items(state: ServerState, http: HTTPRequest) -> Response:
     record = state.live.get(http.path_params["response_id"])
     items = record.items if record is not None else _entry(state, http).extra["items"]
-    return JSONBody(page(items, **read_page(http, default_order="desc")))
+    return JSONBody(page_of(items, http, default_order="desc"))
 
 
 async def count_input_tokens(state: ServerState, http: HTTPRequest) -> Response:

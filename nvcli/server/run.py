@@ -9,6 +9,7 @@ and exits with 0; a second signal ends at once. SIGHUP asks the engine to replac
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
 import json
@@ -18,13 +19,12 @@ import socket
 import stat
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import NvcliError, UsageError
 from nvcli.heap import frozen_heap
-from nvcli.paths import why_not_writable
+from nvcli.paths import why_not_writable, write_whole
 from nvcli.server.app import create_app
 from nvcli.server.errors import NotReadyError
 from nvcli.server.hangup import Hangup
@@ -115,8 +115,9 @@ def serve(
     """Run until a signal; the exit code. Raises what `load` raises, `PortError`, and `UsageError`
     for a ready file that could not be written."""
     _allow_connections()
-    if config.ready_file is not None:
-        _check_place(config.ready_file)
+    ready = config.ready_file  # what would be refused after minutes of loading is so before
+    if ready is not None and (reason := why_not_writable(ready, replaces=True)):
+        raise UsageError(f"cannot write {ready}: {reason}", param="ready_file")
     server = _Server(config, load, note)
     if not config.is_loopback and not config.api_keys:
         warn(f"anybody who reaches {config.host} can use this server; give --api-key-file")
@@ -200,8 +201,8 @@ class _Server:
             self._note(f"{stage.replace('_', ' ')} {seconds:.2f} s")
         self._note(f"serving {self._app.state.model} on {self._listener.url}")
         if self.config.ready_file is not None:
-            value = {"url": self._listener.url, "pid": os.getpid(), "model": self._app.state.model}
-            _write_whole(self.config.ready_file, json.dumps(value) + "\n")
+            model = self._app.state.model
+            _write_ready_file(self.config.ready_file, self._listener.url, model)
             self._has_ready_file = True
 
     async def _watch(self, stopping: asyncio.Task[Any]) -> None:
@@ -297,39 +298,23 @@ def _make_uvicorn(app: App) -> Any:
 
 async def _in_daemon_thread(work: Callable[[], Any]) -> Any:
     """The result of `work`; a thread of the pool would have to end before the process can."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if not future.cancelled():
-            future.set_result(result) if error is None else future.set_exception(error)
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # nobody who gives up cancels it: the thread goes on
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = work()
+            future.set_result(work())
         except BaseException as exc:  # noqa: BLE001 - it is raised where the result is awaited
-            error = exc
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
+            future.set_exception(exc)
 
     threading.Thread(target=run, name="nvcli-load", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
-def _check_place(path: Path) -> None:
-    """Raises `UsageError` before minutes of loading for what would be refused after them."""
-    if reason := why_not_writable(path, replaces=True):
-        raise UsageError(f"cannot write {path}: {reason}", param="ready_file")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file that is never seen half written. Raises `UsageError`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.time_ns()}")
+def _write_ready_file(path: Path, url: str, model: str) -> None:
+    """Raises `UsageError`."""
+    value = {"url": url, "pid": os.getpid(), "model": model}
     try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
+        write_whole(path, json.dumps(value).encode() + b"\n")
     except OSError as exc:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UsageError(f"cannot write {path}: {exc.strerror or exc}", param="ready_file") from exc

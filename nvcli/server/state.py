@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
+from nvcli.errors import InvalidParameterError
 from nvcli.server.batches import BatchManager
 from nvcli.server.bridge import EngineBridge
 from nvcli.server.errors import NotReadyError, QueueFullError, UnknownModelError
@@ -105,8 +106,6 @@ class ServerState:
 
     def check_model(self, name: str | None, *, is_optional: bool = False) -> str:
         """The name to answer with. Raises `UnknownModelError`."""
-        from nvcli.errors import InvalidParameterError
-
         if name is None:
             if is_optional:
                 return self.model

@@ -7,10 +7,13 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from nvcli.errors import InvalidParameterError
 from nvcli.server.errors import NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from starlette.requests import Request as HTTPRequest
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_AGE_S = 30 * 24 * 3600.0  # what OpenAI keeps
@@ -79,6 +82,30 @@ class Store:
             if not is_over and entry.created >= oldest:
                 return
             self.delete(entry.id)
+
+
+def page_of(
+    items: list[dict[str, Any]],
+    http: HTTPRequest,
+    *,
+    default_order: str,
+    default_limit: int = 20,
+    max_limit: int = 100,
+) -> dict[str, Any]:
+    """The `page` of a list that a request's `limit`, `order`, `after` and `before` ask for. Raises
+    `InvalidParameterError`, and what `page` raises."""
+    query = http.query_params
+    raw = query.get("limit", str(default_limit))
+    limit = int(raw) if raw.isascii() and raw.isdigit() and len(raw) < 6 else 0
+    if not 1 <= limit <= max_limit:
+        message = f"limit must be from 1 to {max_limit}, got {raw[:40]!r}"
+        raise InvalidParameterError(message, param="limit")
+    order = query.get("order", default_order)
+    if order not in ("asc", "desc"):
+        message = f"order must be asc or desc, got {order[:40]!r}"
+        raise InvalidParameterError(message, param="order")
+    after, before = query.get("after") or None, query.get("before") or None
+    return page(items, limit=limit, order=order, after=after, before=before)
 
 
 def page(

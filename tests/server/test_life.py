@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from nvcli.errors import UsageError
-from nvcli.server.run import _write_whole as write_whole
+from nvcli.server.run import _write_ready_file as write_ready_file
 from tests.server import test_mcp as mcp
 from tests.server.conftest import DEFAULTS, parse_events
 from tests.waiting import PATIENCE_S, is_running, run_command, until
@@ -331,5 +331,5 @@ def test_a_ready_file_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: 
     folder = tmp_path / "ready"
     folder.mkdir()
     with pytest.raises(UsageError, match=f"cannot write {folder}"):
-        write_whole(folder, "x")
+        write_ready_file(folder, "http://127.0.0.1:1", "m")
     assert list(tmp_path.iterdir()) == [folder]

@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -345,7 +346,7 @@ def test_a_timeout_covers_the_calls(serve: Serve, turns: Turns, tmp_path: Path) 
     served.llm.requests.clear()
     body = {"model": "scripted", "input": "hi", "tools": [tool("held")]}
     for limit in limits():
-        served.app.state.config = served.app.state.config.replace(request_timeout=limit)
+        served.app.state.config = replace(served.app.state.config, request_timeout=limit)
         assert served.post(PATH, body).status_code == 504
         if served.llm.requests:  # the call had been asked for
             break
