@@ -36,7 +36,7 @@ def draw(summaries: Sequence[Summary]) -> Any:
         for axis in axes.flat[1:]:
             axis.set_visible(False)
         return figure
-    _draw_histogram(axes[0][0], summary.pools["ttft"], "ttft", with_marks=True)
+    _draw_ttft(axes[0][0], summary.pools["ttft"])
     _draw_percentiles(axes[0][1], summary)
     _draw_ecdf(axes[1][0], summary)
     _draw_time(axes[1][1], summary)
@@ -99,20 +99,19 @@ def _draw_points(axis: Any, summary: Summary) -> None:
     axis.legend()
 
 
-def _draw_histogram(
-    axis: Any, values: Sequence[float], name: str, *, with_marks: bool = False
-) -> None:
+def _draw_ttft(axis: Any, values: Sequence[float]) -> None:
+    """A histogram, with what a person perceives."""
     finite = _finite_ms(values)
     if finite:
         axis.hist(finite, bins=40)
         high = max(finite)
-        for limit, text in PERCEPTION_MS if with_marks else ():
+        for limit, text in PERCEPTION_MS:
             if limit <= 1.2 * high:
                 axis.axvline(limit, color="gray", ls=":")
                 place = axis.get_xaxis_transform()  # to the top, whatever is drawn later
                 axis.text(limit, 0.98, f" {text}", va="top", fontsize=7, transform=place)
     failed = len(values) - len(finite)
-    axis.set_title(f"{name}: {len(finite)} requests" + (f", {failed} failed" if failed else ""))
+    axis.set_title(f"ttft: {len(finite)} requests" + (f", {failed} failed" if failed else ""))
     axis.set_xlabel("ms")
 
 

@@ -60,7 +60,7 @@ _POINT = {
 
 def header(value: dict[str, Any]) -> None:
     """Raises `ValueError` naming the field, as the functions below do."""
-    _fields(value, _HEADER, "")
+    _fields(value, _HEADER)
     if (warmup := value.get("warmup", "auto")) != "auto":
         _one(warmup, float, "warmup")
     resources = value.get("resources")
@@ -110,10 +110,10 @@ def request(record: RequestRecord) -> None:
         _moment(getattr(record, name), name)
     for t_ns, k in record.chunks:
         _moment(t_ns, "chunks")
-        _tokens(k, "chunks")
+        tokens(k, "chunks")
     for name in ("n_in", "n_out", "cached"):
         if (value := getattr(record, name)) is not None:
-            _tokens(value, name)
+            tokens(value, name)
     if record.conn_ns is not None:
         _moment(record.conn_ns, "conn_ns")
     _one(record.turn, int, "turn")
@@ -141,7 +141,7 @@ def gauge(value: dict[str, Any]) -> None:
 
 
 def point(value: dict[str, Any]) -> None:
-    _fields(value, _POINT, "")
+    _fields(value, _POINT)
     if value["name"] is None:
         raise ValueError("name is None")
     times = value.get("t_s", [])
@@ -152,10 +152,10 @@ def point(value: dict[str, Any]) -> None:
 
 
 def end(value: dict[str, Any]) -> None:
-    _fields(value, _END, "")
+    _fields(value, _END)
 
 
-def _fields(value: dict[str, Any], kinds: dict[str, Any], place: str) -> None:
+def _fields(value: dict[str, Any], kinds: dict[str, Any], place: str = "") -> None:
     for name, kind in kinds.items():
         found = value.get(name)
         if found is None:
@@ -170,30 +170,32 @@ def _fields(value: dict[str, Any], kinds: dict[str, Any], place: str) -> None:
 def _one(value: object, kind: type, name: str) -> None:
     """float: a number, not negative and of a size that can be computed with; int: a whole one."""
     if kind in (float, int):
-        is_wrong = (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or (kind is int and not isinstance(value, int))
-            or not 0 <= value < LARGEST
-        )
-        if is_wrong:
+        if not _is_number(value, kind, 0):
             raise ValueError(f"{name} is no {'whole ' if kind is int else ''}number")
     elif value is not None and not isinstance(value, kind):
         raise ValueError(f"{name} is of another kind")
 
 
-def _tokens(value: object, name: str) -> None:
+def tokens(value: object, name: str) -> int:
+    """A number of tokens as it was told."""
     _one(value, int, name)
-    if isinstance(value, int) and value > MOST_TOKENS:  # a sample a token would fill the memory
+    assert isinstance(value, int), "it was checked"
+    if value > MOST_TOKENS:  # a sample a token would fill the memory
         raise ValueError(f"{name} is more than {MOST_TOKENS:,}")
+    return value
 
 
 def _finite(value: object, name: str) -> None:
     """A number of either sign: what a server or a clock told, odd as it may be."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= LARGEST:
+    if not _is_number(value, float, 1 - LARGEST):
         raise ValueError(f"{name} is no number")
 
 
 def _moment(value: object, name: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= LARGEST:
+    if not _is_number(value, int, 1 - LARGEST):
         raise ValueError(f"{name} is no moment in whole nanoseconds")
+
+
+def _is_number(value: object, kind: type, least: int) -> bool:
+    kinds = int if kind is int else int | float
+    return isinstance(value, kinds) and not isinstance(value, bool) and least <= value < LARGEST

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from nvcli.bench.checked import MOST_TOKENS
+from nvcli.bench.checked import tokens
 from nvcli.bench.record import ERROR, OK, TIMEOUT, UNFINISHED, RequestRecord, now_ns
 from nvcli.errors import NvcliError
 
@@ -95,9 +95,9 @@ def _take(
     usage = event.get("usage")
     if usage:
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        n_in, n_out = _tokens(usage["prompt_tokens"]), _tokens(usage["completion_tokens"])
-        record.n_in, record.n_out = n_in, n_out
-        record.cached = None if cached is None else _tokens(cached)
+        n_in, n_out = usage["prompt_tokens"], usage["completion_tokens"]
+        record.n_in, record.n_out = tokens(n_in, "n_in"), tokens(n_out, "n_out")
+        record.cached = None if cached is None else tokens(cached, "cached")
     count = 0
     for choice in event.get("choices") or ():
         ids = choice.get("token_ids")
@@ -113,13 +113,6 @@ def _take(
     if record.chunks and record.chunks[-1][0] == moment:
         count += record.chunks.pop()[1]
     record.chunks.append((moment, count))
-
-
-def _tokens(value: object) -> int:
-    """A number of tokens as it was told. Raises `ValueError` for anything else."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST_TOKENS:
-        raise ValueError(f"{value!r} tokens")
-    return value
 
 
 class Client:

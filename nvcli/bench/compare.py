@@ -1,7 +1,6 @@
-"""Two stored runs side by side: what changed, how sure that is, and gates for CI.
+"""Two stored runs side by side: what changed, how sure that is, and gates for CI (`gates`).
 
-A gate passes when the whole confidence interval lies inside its margin, fails when the whole
-interval lies beyond it, and is inconclusive otherwise. A gate never passes on an unsound run.
+A gate never passes on an unsound run.
 """
 
 from __future__ import annotations
@@ -162,8 +161,7 @@ def _row(name: str, left: Sequence[Summary], right: Sequence[Summary]) -> Row | 
         row.change, row.low, row.high = boot
     all_x, all_y = np.concatenate(x).tolist(), np.concatenate(y).tolist()
     row.p = stats.mann_whitney(all_x, all_y)
-    shift = stats.hodges_lehmann(all_x, all_y, limit=1000)
-    row.shift_ms = None if shift is None else shift * 1e3
+    row.shift_ms = metrics.ms(stats.hodges_lehmann(all_x, all_y, limit=1000))
     return row
 
 
@@ -174,7 +172,7 @@ def _rate_row(name: str, left: Sequence[Summary], right: Sequence[Summary]) -> R
     row = Row(name, math.fsum(a) / len(a), math.fsum(b) / len(b))
     found = stats.welch(a, b)
     if found is not None:
-        row.change, row.low, row.high, row.p = found.change, found.low, found.high, found.p
+        row.change, row.low, row.high, row.p = found
     return row
 
 

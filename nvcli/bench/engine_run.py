@@ -1,8 +1,4 @@
-"""Measuring inside the process: an engine, its step log, closed and open loops, micro-benchmarks.
-
-Moments are taken on the engine's thread when a token is handed out. Lengths are exact: prompts are
-token ids and `ignore_eos` makes every answer as long as planned.
-"""
+"""Measuring inside the process: a loaded engine with what a run stores of it, and its step log."""
 
 from __future__ import annotations
 

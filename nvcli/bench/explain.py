@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench.limits import limit_rows
+from nvcli.bench.limits import binding, limit_rows
 from nvcli.bench.metrics import mean
 from nvcli.bench.perf_model import PerfModel
 from nvcli.bench.stats import equal_parts
@@ -63,10 +63,7 @@ def limits_json(
         cpu_s_per_token=(run.header.get("client") or {}).get("cpu_s_per_token"),
         tokens_per_s=1 / tpot if tpot else None,
     )
-    known = [row for row in rows if row.get("allows") is not None]
-    if not known:
-        return None
-    least = min(known, key=lambda row: row["allows"])
+    least = binding(rows)
     l_max = least["allows"]
     return {
         "rows": rows,

@@ -10,7 +10,7 @@ non-negative least squares and needs no starting point.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,8 +59,8 @@ class Scaling:
     x1: float
     sigma: float
     kappa: float
-    r2: float
     kappa_interval: tuple[float, float] | None = None
+    r2: float = 0.0
 
     def __call__(self, n: float) -> float:
         return self.x1 * n / (1 + self.sigma * (n - 1) + self.kappa * n * (n - 1))
@@ -95,12 +95,12 @@ def fit_scaling(points: Sequence[tuple[float, float]]) -> Scaling | None:
     if c[0] <= 0:
         return None
     kappa = _or_zero(float(c[2] / c[0])) if with_kappa else 0.0
-    fitted = Scaling(float(1 / c[0]), _or_zero(float(c[1] / c[0])), kappa, 0.0)
+    fitted = Scaling(float(1 / c[0]), _or_zero(float(c[1] / c[0])), kappa)
     predicted = np.array([fitted(v) for v in n])
     spread = float(((x - x.mean()) ** 2).sum())
     r2 = 1 - float(((x - predicted) ** 2).sum()) / spread if spread > 0 else 1.0
     interval = _kappa_interval(a / y[:, None], np.ones_like(y)) if with_kappa else None
-    return Scaling(fitted.x1, fitted.sigma, kappa, r2, interval)
+    return replace(fitted, kappa_interval=interval, r2=r2)
 
 
 def _or_zero(value: float) -> float:

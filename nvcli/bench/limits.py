@@ -11,7 +11,6 @@ from typing import Any
 from nvcli.engine.buckets import decode_buckets
 
 SPARE_HANDLES = 64  # files, sockets and libraries a server has open beside its streams
-HANDLES_PER_STREAM = 1
 
 
 def limit_rows(
@@ -52,7 +51,7 @@ def limit_rows(
         ),
         _row("sequence slots", "1 slot", f"{slots:,} slots", slots),
         _row("connections", "1 in the backlog", f"{backlog:,}", backlog, is_hard=False),
-        _row("handles", f"{HANDLES_PER_STREAM} file", f"{handles:,} files", handles),
+        _row("handles", "1 file", f"{handles:,} files", handles),
     ]
     if cpu_s_per_token and tokens_per_s:
         rows.append(
@@ -96,7 +95,7 @@ def open_files_left() -> int:
     used = SPARE_HANDLES
     with contextlib.suppress(OSError):
         used = max(used, len(os.listdir("/proc/self/fd")))
-    return max((soft - used) // HANDLES_PER_STREAM, 0)
+    return max(soft - used, 0)
 
 
 def listen_backlog() -> int:

@@ -158,6 +158,11 @@ def finite_mean(values: Sequence[float]) -> float | None:
     return mean([v for v in values if math.isfinite(v)])
 
 
+def ms(seconds: float | None) -> float | None:
+    """Milliseconds of what may not be there."""
+    return None if seconds is None else seconds * 1e3
+
+
 def tail_chance(num_tokens: float) -> float:
     """Chance that a reply of n tokens meets a gap of the slowest hundredth: 1 - 0.99^n."""
     return float(1 - 0.99**num_tokens)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
+from nvcli.bench.metrics import ms
 from nvcli.bench.parallel import closed_over, link_of, open_over
 from nvcli.bench.sweep import ladder
 from nvcli.bench.text import number
@@ -126,7 +127,7 @@ def _point(plan: Plan, p: Prediction) -> dict[str, Any]:
         "requests_per_s": p.requests_per_s,
         "output_tokens_per_s": p.output_tokens_per_s,
         "ttft_ms": p.ttft_s * 1e3,
-        "tpot_ms": None if p.tpot_s is None else p.tpot_s * 1e3,
+        "tpot_ms": ms(p.tpot_s),
         "e2e_ms": p.e2e_s * 1e3,
         "wait_ms": p.wait_s * 1e3,
         "wait_p99_ms": p.wait_p99_s * 1e3,
@@ -151,11 +152,10 @@ def lines(plan: Plan, *, explain: bool) -> list[str]:
     ]
     for p in plan.closed():
         mark = "" if plan.is_covered(p.concurrency) else "  beyond the calibration"
-        tpot = None if p.tpot_s is None else p.tpot_s * 1e3
         found.append(
             f"{p.concurrency:>6.0f}{number(p.requests_per_s):>10}"
-            f"{number(p.output_tokens_per_s):>10}{number(p.ttft_s * 1e3):>10}{number(tpot):>10}"
-            f"{number(p.e2e_s):>9}  {p.bound}{mark}"
+            f"{number(p.output_tokens_per_s):>10}{number(ms(p.ttft_s)):>10}"
+            f"{number(ms(p.tpot_s)):>10}{number(p.e2e_s):>9}  {p.bound}{mark}"
         )
     step, prefill = model.decode(1, plan.n_in), model.prefill(plan.n_in)
     floor = model.decode_floor(hardware, 1, plan.n_in)
@@ -234,8 +234,7 @@ def _open_lines(plan: Plan, rate: float) -> list[str]:
         f"for λ = {rate:g}/s and a predicted W = {number(found.e2e_s)} s you hold "
         f"{number(load)} requests (Little); KV allows {rows['KV, on average']['allows']:,}{each}; "
         f"set --max-num-seqs to at least {slots} (L + 3√L; a captured size: {graph_size(slots)})",
-        f"ttft {number(found.ttft_s * 1e3)} ms · tpot "
-        f"{number(None if found.tpot_s is None else found.tpot_s * 1e3)} ms · utilisation "
+        f"ttft {number(found.ttft_s * 1e3)} ms · tpot {number(ms(found.tpot_s))} ms · utilisation "
         f"{100 * rate / plan.rate_max:.0f} %",
     ]
     if found.wait_s > 1e-6:

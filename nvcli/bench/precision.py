@@ -53,14 +53,13 @@ class Look:
         return time.monotonic() - self._start >= (self._next or FIRST_LOOK_S)
 
     def is_reached(self, records: Sequence[RequestRecord]) -> bool:
-        self._next = (time.monotonic() - self._start) * GROWTH
-        return len(records) >= MIN_REQUESTS and self._answer(self._summary(records))
-
-    def _summary(self, records: Sequence[RequestRecord]) -> dict[str, Any]:
         from nvcli.bench.record import Run
         from nvcli.bench.summary import summarize
 
-        return summarize(Run(self.header, requests=list(records))).json
+        self._next = (time.monotonic() - self._start) * GROWTH
+        if len(records) < MIN_REQUESTS:
+            return False
+        return self._answer(summarize(Run(self.header, requests=list(records))).json)
 
     def _answer(self, json: dict[str, Any]) -> bool:
         raise NotImplementedError

@@ -14,6 +14,7 @@ monotonic clock. A run that was cut has no `end` line, or half a last line, and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import secrets
@@ -27,7 +28,7 @@ from nvcli.errors import NvcliError, UsageError
 from nvcli.paths import state_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 SCHEMA = "nvcli.bench/1"
 OK, ERROR, TIMEOUT, UNFINISHED = "ok", "error", "timeout", "unfinished"
@@ -130,18 +131,20 @@ class RunWriter:
         self._is_ended = False
         self._write({"kind": "run", "schema": SCHEMA, **header})
 
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """A write knows no name, and would be taken for one of standard output."""
+        try:
+            yield
+        except OSError as exc:
+            raise NvcliError(f"cannot write {self.path}: {exc.strerror or exc}") from exc
+
     def _write(self, value: dict[str, Any]) -> None:
         self._write_line(dump(value))
 
     def _write_line(self, line: str) -> None:
-        try:
+        with self._errors():
             self._file.write(line + "\n")
-        except OSError as exc:
-            raise self._error(exc) from exc
-
-    def _error(self, exc: OSError) -> NvcliError:
-        """A write knows no name, and would be taken for one of standard output."""
-        return NvcliError(f"cannot write {self.path}: {exc.strerror or exc}")
 
     def _write_record(self, kind: str, record: RequestRecord | StepRecord) -> None:
         """Flat and finite, so nothing is copied or cleaned: this is done while requests wait."""
@@ -162,10 +165,8 @@ class RunWriter:
         self._write({"kind": "point", **values})
 
     def flush(self) -> None:
-        try:
+        with self._errors():
             self._file.flush()
-        except OSError as exc:
-            raise self._error(exc) from exc
 
     def finish(self, **values: Any) -> None:
         self._write({"kind": "end", **values})
@@ -173,10 +174,8 @@ class RunWriter:
         self.flush()
 
     def close(self) -> None:
-        try:
+        with self._errors():
             self._file.close()
-        except OSError as exc:
-            raise self._error(exc) from exc
 
     def __enter__(self) -> Self:
         return self

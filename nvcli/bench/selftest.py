@@ -79,8 +79,7 @@ def run_self_test() -> SelfTest:
         want = metrics.percentile(firsts, p)
         for metric, expected in (("ttft", want), ("e2e", want + decode)):
             found = metrics.stated_percentile(pools[metric], p)
-            found_ms = None if found is None else found * 1e3
-            checks.append(Check(f"{metric} {name}", expected, found_ms, late))
+            checks.append(Check(f"{metric} {name}", expected, metrics.ms(found), late))
     tpot = metrics.finite_mean(pools["tpot"])
-    checks.append(Check("tpot mean", TABLE.gap, None if tpot is None else tpot * 1e3))
+    checks.append(Check("tpot mean", TABLE.gap, metrics.ms(tpot)))
     return SelfTest(checks, late, client_ceiling().ceiling_requests_per_s)

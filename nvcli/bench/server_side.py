@@ -77,10 +77,10 @@ def server_side(
     outside = little.outside_s(law, server) if server is not None else None
     return {
         "server_L": server,
-        "outside_ms": None if outside is None else outside * 1e3,
+        "outside_ms": metrics.ms(outside),
         "L_prefill": law.rate * ttft if ttft is not None and law.num_ended else None,
         "L_decode": law.L - law.rate * ttft if ttft is not None and law.num_ended else None,
-        "mean_tpot_ms": None if tpot is None else tpot * 1e3,
+        "mean_tpot_ms": metrics.ms(tpot),
         "mean_batch": step_mean(run, window, lambda s: s.b),
     }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,16 +95,6 @@ def slope_is_up(times: Sequence[float], values: Sequence[float]) -> bool:
 # --- comparing two sets of samples ---------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """B against A: the change, its interval, and the chance of it without a difference."""
-
-    change: float  # (B - A) / A
-    low: float
-    high: float
-    p: float | None
-
-
 def bootstrap_ratio(
     a: Sequence[NDArray[np.float64]],
     b: Sequence[NDArray[np.float64]],
@@ -183,8 +172,9 @@ def _thin(values: Sequence[float], limit: int) -> NDArray[np.float64]:
     return np.take(ordered, places)
 
 
-def welch(a: Sequence[float], b: Sequence[float]) -> Difference | None:
-    """Welch's t-test of two means, with the interval as a share of a's; None below 2 each."""
+def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float, float] | None:
+    """Welch's t-test of two means: (change, low, high, p), the first three as shares of a's mean.
+    None below 2 each."""
     from scipy.stats import ttest_ind
 
     if len(a) < 2 or len(b) < 2:
@@ -195,11 +185,11 @@ def welch(a: Sequence[float], b: Sequence[float]) -> Difference | None:
         return None
     if np.ptp(a) == 0 and np.ptp(b) == 0:
         change = new / base - 1
-        return Difference(change, change, change, 1.0 if new == base else 0.0)
+        return change, change, change, 1.0 if new == base else 0.0
     test = ttest_ind(b, a, equal_var=False)
     interval = test.confidence_interval(CONFIDENCE)
     low, high = float(interval.low) / base, float(interval.high) / base
-    return Difference(new / base - 1, low, high, float(test.pvalue))
+    return new / base - 1, low, high, float(test.pvalue)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

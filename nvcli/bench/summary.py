@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nvcli.bench import little, metrics, precision, stats
 from nvcli.bench.audit import server_was_gone, unsound, warnings
 from nvcli.bench.explain import amdahl_rows, breakdown, limits_json, model_max, model_rows
-from nvcli.bench.metrics import METRICS, PERCENTILES, latencies, pool
+from nvcli.bench.metrics import METRICS, PERCENTILES, latencies, ms, pool
 from nvcli.bench.record import ERROR, OK, TIMEOUT, UNFINISHED
 from nvcli.bench.server_side import (
     beyond_limits,
@@ -63,11 +63,10 @@ def summarize(run: Run) -> Summary:
     }
     if run.points:
         base["points"] = [_point(point) for point in run.points]
-    sent = [r for r in run.requests if r.status in (OK, ERROR, TIMEOUT, UNFINISHED)]
-    if not sent:
+    if not run.requests:
         base["model_rows"] = []
         return Summary(base)
-    return _summarize_requests(run, sent, base)
+    return _summarize_requests(run, base)
 
 
 def _point(point: dict[str, Any]) -> dict[str, Any]:
@@ -79,25 +78,21 @@ def _point(point: dict[str, Any]) -> dict[str, Any]:
     return {
         **{k: v for k, v in point.items() if k not in ("t_s", "floor_s", "predicted_s")},
         "repeats": len(times),
-        "median_ms": _ms(median),
-        "low_ms": _ms(low),
-        "high_ms": _ms(high),
-        "min_ms": _ms(times[0]) if times else None,
-        "max_ms": _ms(times[-1]) if times else None,
-        "floor_ms": _ms(floor),
-        "predicted_ms": _ms(predicted),
+        "median_ms": ms(median),
+        "low_ms": ms(low),
+        "high_ms": ms(high),
+        "min_ms": ms(times[0]) if times else None,
+        "max_ms": ms(times[-1]) if times else None,
+        "floor_ms": ms(floor),
+        "predicted_ms": ms(predicted),
         "efficiency": floor / median if floor and median else None,
         "ratio": predicted / median if predicted and median else None,
     }
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
-
-
-def _summarize_requests(run: Run, sent: list[RequestRecord], base: dict[str, Any]) -> Summary:
+def _summarize_requests(run: Run, base: dict[str, Any]) -> Summary:
     header = run.header
-    ordered = sorted(sent, key=lambda r: r.s_star_ns)
+    ordered = sorted(run.requests, key=lambda r: r.s_star_ns)
     values = {id(r): latencies(r) for r in ordered}
     spans = [(r.s_star_ns, max(r.end_ns, r.s_star_ns)) for r in ordered]
     first, last = spans[0][0], max(end for _, end in spans)
@@ -216,18 +211,18 @@ def _counts(run: Run, inside: list[RequestRecord]) -> dict[str, Any]:
 
 def _distribution(ordered: list[float]) -> dict[str, Any]:
     """Mean beside percentiles, never alone, in milliseconds."""
-    result: dict[str, Any] = {"count": len(ordered), "mean": _ms(metrics.finite_mean(ordered))}
+    result: dict[str, Any] = {"count": len(ordered), "mean": ms(metrics.finite_mean(ordered))}
     result["failed"] = sum(math.isinf(v) for v in ordered)
     for name, p in PERCENTILES.items():
-        result[name] = _ms(metrics.stated_percentile(ordered, p))
-    result["max"] = _ms(ordered[-1]) if ordered else None
+        result[name] = ms(metrics.stated_percentile(ordered, p))
+    result["max"] = ms(ordered[-1]) if ordered else None
     result["interval"] = {
-        name: [_ms(v) for v in stats.order_interval(ordered, p)]
+        name: [ms(v) for v in stats.order_interval(ordered, p)]
         for name, p in PERCENTILES.items()
         if result[name] is not None
     }
     result["linear"] = {
-        name: _ms(metrics.linear_percentile(ordered, p))
+        name: ms(metrics.linear_percentile(ordered, p))
         for name, p in PERCENTILES.items()
         if result[name] is not None
     }
@@ -263,7 +258,7 @@ def _turns(
                 "turn": turn,
                 "sent": len(mine),
                 "n_in": metrics.mean([r.n_in or 0 for r in mine]),
-                "ttft_ms": _ms(metrics.finite_mean(ttfts)),
+                "ttft_ms": ms(metrics.finite_mean(ttfts)),
                 **_cache(mine),
             }
         )
@@ -290,8 +285,8 @@ def _client(run: Run) -> dict[str, Any]:
         "cpu_share": cpu / wall if cpu is not None and wall else None,
         "ceiling_requests_per_s": run.header.get("client", {}).get("ceiling_requests_per_s"),
         "clock": run.header.get("clock"),
-        "gc_ms": _ms(end.get("gc_s")),
-        "gc_longest_ms": _ms(end.get("gc_longest_s")),
+        "gc_ms": ms(end.get("gc_s")),
+        "gc_longest_ms": ms(end.get("gc_longest_s")),
     }
 
 

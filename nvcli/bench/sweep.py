@@ -6,7 +6,7 @@ The fit is X(N) = X_1 N / (1 + sigma (N - 1) + kappa N (N - 1)) over measured me
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.fit import Scaling, fit_scaling
@@ -55,16 +55,7 @@ class SweepResult:
             "points": self.rows,
             "fit": None
             if fit is None
-            else {
-                "x1": fit.x1,
-                "sigma": fit.sigma,
-                "kappa": fit.kappa,
-                "kappa_interval": list(fit.kappa_interval) if fit.kappa_interval else None,
-                "r2": fit.r2,
-                "knee": fit.knee,
-                "ceiling": fit.ceiling,
-                "peak": fit.peak,
-            },
+            else {**asdict(fit), "knee": fit.knee, "ceiling": fit.ceiling, "peak": fit.peak},
             "left_out_of_fit": self.left_out,
             "best_under_slo": self.best_under_slo,
             "model_max": self.model_max,

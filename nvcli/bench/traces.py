@@ -17,7 +17,7 @@ import io
 import itertools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,13 +77,8 @@ class Trace:
             quantum = min(widths) if widths else 0.0
             rng = np.random.default_rng([seed, 0])
             times = [t + float(rng.uniform(0, quantum)) for t in times]
-        moved = [
-            Entry(t / speed, e.n_in, e.n_out, e.blocks)
-            for t, e in zip(times, self.entries, strict=True)
-        ]
-        first = min(e.at_s for e in moved)
-        moved = [Entry(e.at_s - first, e.n_in, e.n_out, e.blocks) for e in moved]
-        return Trace(self.kind, sorted(moved, key=lambda e: e.at_s), self.block_size, self.digest)
+        moved = [replace(e, at_s=t / speed) for t, e in zip(times, self.entries, strict=True)]
+        return replace(self, entries=_from_zero(moved))
 
     def requests(self, *, vocab_size: int, max_len: int | None, salt: int) -> Iterator[Planned]:
         content = np.random.default_rng([salt, 3])
@@ -101,6 +96,12 @@ class Trace:
             yield Planned(index, ids, n_out, e.at_s, len(ids))
 
 
+def _from_zero(entries: list[Entry]) -> list[Entry]:
+    """In order, with the first at 0."""
+    entries = sorted(entries, key=lambda e: e.at_s)
+    return [replace(e, at_s=e.at_s - entries[0].at_s) for e in entries]
+
+
 def read_trace(path: Path) -> Trace:
     """Raises `UsageError` for a file of none of the four kinds, naming the line that is wrong."""
     try:
@@ -113,10 +114,7 @@ def read_trace(path: Path) -> Trace:
         raise UsageError(f"--trace {path}{exc}", param="trace") from exc
     if not entries:
         raise UsageError(f"--trace {path} holds no requests", param="trace")
-    entries.sort(key=lambda e: e.at_s)
-    first = entries[0].at_s
-    entries = [Entry(e.at_s - first, e.n_in, e.n_out, e.blocks) for e in entries]
-    return Trace(kind, entries, block_size, hashlib.sha256(raw).hexdigest()[:12])
+    return Trace(kind, _from_zero(entries), block_size, hashlib.sha256(raw).hexdigest()[:12])
 
 
 class _TraceError(Exception):

@@ -208,11 +208,11 @@ def test_a_calibration_that_cannot_be_written_leaves_the_old_one(
     path = calibrate.save(found)
     before = path.read_bytes()
 
-    def refuse(path: Path, text: str, **_: object) -> None:
-        path.touch()
+    def refuse(temporary: Path, path: Path) -> None:
+        assert temporary.exists()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(NvcliError, match=f"^cannot write {path}: No space left"):
         calibrate.save(found)
     assert (list(path.parent.iterdir()), path.read_bytes()) == ([path], before)
