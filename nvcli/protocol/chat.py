@@ -128,7 +128,7 @@ def parse_chat(
         _check_alone(fields, sampling)
     structure = read_structure(fields)
     _read_refused(fields)
-    options = fields.object("stream_options")
+    options = fields.inner("stream_options")
     continues = fields.flag("continue_final_message") or False
     adds_prompt = fields.flag("add_generation_prompt")
     if continues and adds_prompt:
@@ -154,8 +154,8 @@ def parse_chat(
         allowed=allowed,
         structure=structure,
         stream=fields.flag("stream") or False,
-        include_usage=bool(options and options.flag("include_usage")),
-        include_obfuscation=options.flag("include_obfuscation") if options else None,
+        include_usage=options.flag("include_usage") or False,
+        include_obfuscation=options.flag("include_obfuscation"),
         echo=echo,
         has_logprobs=has_logprobs,
         return_token_ids=fields.flag("return_token_ids") or False,
@@ -212,9 +212,7 @@ def _read_refused(fields: Fields) -> None:
 
 def read_metadata(fields: Fields) -> dict[str, str]:
     """`metadata` within OpenAI's limits: 16 pairs, keys of 64 and values of 512 characters."""
-    given = fields.object("metadata")
-    if given is None:
-        return {}
+    given = fields.inner("metadata")
     if len(given.raw) > MAX_METADATA:
         fields.fail("metadata", f"takes at most {MAX_METADATA} pairs, got {len(given.raw)}")
     pairs: dict[str, str] = {}

@@ -68,7 +68,6 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
     check_sampling(sampling)
     if fields.text("suffix"):
         fields.refuse("suffix", "is not supported; this model fills in no middle")
-    options = fields.object("stream_options")
     fields.ignore(_ACCEPTED)
     return CompletionRequest(
         prompts=prompts,
@@ -77,7 +76,7 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
         bad_words=fields.texts("bad_words") or (),
         structure=read_structure(fields),
         stream=stream,
-        include_usage=bool(options and options.flag("include_usage")),
+        include_usage=fields.inner("stream_options").flag("include_usage") or False,
         echo=echo,
         logprobs=logprobs,
         has_prompt_logprobs=fields.has("prompt_logprobs"),

@@ -146,6 +146,10 @@ class Fields:
             self._inner[field] = Fields(value, self.name(field))
         return self._inner[field]
 
+    def inner(self, field: str) -> Fields:
+        """As `object`; where there is none, of an empty one."""
+        return self.object(field) or Fields({}, self.name(field))
+
     def integers(self, field: str) -> tuple[int, ...] | None:
         values = self.array(field)
         if values is None:

@@ -87,9 +87,8 @@ def read_mcp(tool: Fields, place: str) -> tuple[McpTools, dict[str, Any]]:
     always = never = None
     if isinstance(approval, str):
         tool.choice("require_approval", ("always", "never"))
-    elif approval is not None:
-        given = tool.object("require_approval")
-        assert given is not None, "the field is there"
+    else:
+        given = tool.inner("require_approval")
         always, never = _filter(given, "always"), _filter(given, "never")
     description = tool.text("server_description")
     allowed = _filter(tool, "allowed_tools")
@@ -129,9 +128,8 @@ def _filter(fields: Fields, name: str) -> ToolFilter | None:
 def _headers(tool: Fields) -> dict[str, str]:
     """Headers of the request's own; only whole, plain ones, so that none hides a second."""
     headers: dict[str, str] = {}
-    given = tool.object("headers")
-    for name in given.raw if given is not None else ():
-        assert given is not None
+    given = tool.inner("headers")
+    for name in given.raw:
         value = given.text(name) or ""
         is_good = _HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value)
         if not is_good or name.lower() in _OWN_HEADERS:

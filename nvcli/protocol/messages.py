@@ -87,11 +87,8 @@ def parse_messages_request(
 def _output(fields: Fields) -> tuple[Structure | None, str | None]:
     """The structure and the effort that a request asks for; Anthropic's `output_config` has both,
     and `output_format` is what its `format` was called before."""
-    config = fields.object("output_config")
-    effort = shape = None
-    if config is not None:
-        effort = config.choice("effort", EFFORTS)
-        shape = config.object("format")
+    config = fields.inner("output_config")
+    effort, shape = config.choice("effort", EFFORTS), config.object("format")
     older = fields.object("output_format")
     if shape is not None and older is not None:
         fields.fail("output_format", "cannot be given beside output_config.format")
@@ -198,8 +195,7 @@ def _assistant(message: Fields) -> Message:
         elif block.get("type") == "thinking":
             thoughts.append(_block_text(block, "thinking"))
         elif block.get("type") == "tool_use":
-            given = block.object("input")
-            arguments = json.dumps(dict(given.raw) if given else {}, ensure_ascii=False)
+            arguments = json.dumps(dict(block.inner("input").raw), ensure_ascii=False)
             name, call_id = _block_text(block, "name"), _block_text(block, "id")
             calls.append(ToolCall(len(calls), call_id, name, arguments))
     return Message(
@@ -226,11 +222,10 @@ def _tools(fields: Fields) -> Tools:
         name = tool.text("name")
         if not name:
             tool.fail("name", "is missing")
-        schema = tool.object("input_schema")
         function: dict[str, Any] = {"name": name}
         if tool.text("description") is not None:
             function["description"] = tool.text("description")
-        function["parameters"] = dict(schema.raw) if schema is not None else {}
+        function["parameters"] = dict(tool.inner("input_schema").raw)
         if tool.flag("strict"):
             function["strict"] = True
         definitions.append({"type": "function", "function": function})

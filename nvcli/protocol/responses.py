@@ -88,34 +88,29 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         sampling["thinking_budget"] = thinking.budget
     check_sampling(sampling)
     tools, servers, allowed, tool_echo = _tools(fields)
-    text = fields.object("text")
     structure = read_structure(fields)
-    text_echo: dict[str, Any] = {"format": {"type": "text"}, "verbosity": "medium"}
-    if text is not None:
-        verbosity = text.choice("verbosity", ("low", "medium", "high"))
-        text_echo["verbosity"] = verbosity or "medium"
-        shape = text.object("format")
-        if shape is not None:
-            own = read_format(shape, "text.format")
-            if own is not None and structure is not None:
-                fields.fail(structure.param, "cannot be given beside text.format")
-            structure = own or structure
-            text_echo["format"] = _format_echo(shape)
-    reasoning = fields.object("reasoning")
-    summary = effort = None
-    if reasoning is not None:
-        effort = reasoning.text("effort")
-        summary = reasoning.choice("summary", ("auto", "concise", "detailed"))
-        if summary is None:
-            summary = reasoning.choice("generate_summary", ("auto", "concise", "detailed"))
+    text = fields.inner("text")
+    verbosity = text.choice("verbosity", ("low", "medium", "high")) or "medium"
+    text_echo: dict[str, Any] = {"format": {"type": "text"}, "verbosity": verbosity}
+    shape = text.object("format")
+    if shape is not None:
+        own = read_format(shape, "text.format")
+        if own is not None and structure is not None:
+            fields.fail(structure.param, "cannot be given beside text.format")
+        structure = own or structure
+        text_echo["format"] = _format_echo(shape)
+    reasoning = fields.inner("reasoning")
+    effort = reasoning.text("effort")
+    summary = reasoning.choice("summary", ("auto", "concise", "detailed"))
+    if summary is None:
+        summary = reasoning.choice("generate_summary", ("auto", "concise", "detailed"))
     truncation = fields.choice("truncation", ("auto", "disabled")) or "disabled"
     store = fields.flag("store") is not False
     background = fields.flag("background") or False
     if background and not store:
         fields.fail("background", "needs store: true")
     max_tool_calls = fields.integer("max_tool_calls", 1)
-    options = fields.object("stream_options")
-    include_obfuscation = bool(options and options.flag("include_obfuscation"))
+    include_obfuscation = fields.inner("stream_options").flag("include_obfuscation") or False
     fields.choice("service_tier", ("auto", "default", "flex", "scale", "priority"))
     fields.ignore(_ACCEPTED)
     previous = fields.text("previous_response_id")

@@ -39,12 +39,11 @@ class Thinking:
 
 def read_thinking(fields: Fields) -> tuple[Thinking, dict[str, Any]]:
     """The thinking state a request asks for, and its other template variables."""
-    kwargs = fields.object("chat_template_kwargs")
-    variables = {} if kwargs is None else dict(kwargs.raw)
+    kwargs = fields.inner("chat_template_kwargs")
+    variables = dict(kwargs.raw)
+    variables.pop("enable_thinking", None)
     switches: list[tuple[str, bool]] = []
-    if kwargs is not None:
-        _add(switches, "chat_template_kwargs.enable_thinking", kwargs.flag("enable_thinking"))
-        variables.pop("enable_thinking", None)
+    _add(switches, "chat_template_kwargs.enable_thinking", kwargs.flag("enable_thinking"))
     _add(switches, "enable_thinking", fields.flag("enable_thinking"))
     thinking_enabled, budget = _thinking(fields)
     _add(switches, "thinking", thinking_enabled)
@@ -77,8 +76,7 @@ def _thinking(fields: Fields) -> tuple[bool | None, int | None]:
     value = fields.get("thinking")
     if value is None or isinstance(value, bool):
         return value, None
-    given = fields.object("thinking")
-    assert given is not None, "the field is there"
+    given = fields.inner("thinking")
     kind = given.choice("type", ("enabled", "disabled", "adaptive", "auto"))
     enabled = None if kind in (None, "adaptive", "auto") else kind == "enabled"
     return enabled, given.integer("budget_tokens", 0)
@@ -86,9 +84,7 @@ def _thinking(fields: Fields) -> tuple[bool | None, int | None]:
 
 def _reasoning(fields: Fields) -> tuple[bool | None, str | None, bool]:
     is_shown = fields.flag("include_reasoning") is not False
-    given = fields.object("reasoning")
-    if given is None:
-        return None, None, is_shown
+    given = fields.inner("reasoning")
     if given.flag("exclude"):
         is_shown = False
     return given.flag("enabled"), given.choice("effort", EFFORTS), is_shown

@@ -160,8 +160,7 @@ def read_choice(
         return choice, None
     if not isinstance(choice, dict):
         fields.fail(name, "must be none, auto, required or an object that names a function")
-    given = fields.object(name)
-    assert given is not None, "the field is there"
+    given = fields.inner(name)
     kind = given.text("type")
     if kind == "allowed_tools":
         return _allowed(given, names, is_flat=is_flat, labels=labels)

@@ -20,8 +20,9 @@ from nvcli.protocol import (
     parse_chat,
     parse_completion,
 )
+from nvcli.protocol.fields import Fields
 from nvcli.protocol.messages import parse_messages_request
-from nvcli.protocol.pooling import parse_score
+from nvcli.protocol.pooling import parse_embedding, parse_rerank, parse_score
 from nvcli.protocol.responses import parse_responses
 from nvcli.repl.settings import parse_setting
 from nvcli.types import SamplingParams
@@ -189,6 +190,44 @@ def test_unknown_fields_are_listed_or_refused() -> None:
         parse_chat({"messages": USER, "stream_options": {"z": 1}}, is_strict=True)
     with pytest.raises(InvalidParameterError, match="unknown field frobnicate"):
         parse_chat({"messages": USER, "frobnicate": 1}, is_strict=True)
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        (parse_chat, {"messages": USER}),
+        (parse_completion, {"prompt": "a"}),
+        (parse_messages_request, {"messages": USER, "max_tokens": 1}),
+        (parse_responses, {"input": "a"}),
+        (partial(parse_embedding, hidden_size=64), {"input": "a"}),
+        (partial(parse_rerank, returns_documents=True), {"query": "a", "documents": ["b"]}),
+        (parse_score, {"text_1": "a", "text_2": "b"}),
+    ],
+)
+def test_no_field_is_read_after_the_unknown_are_told(
+    parse: Any, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = False
+    get, unknown = Fields.get, Fields.unknown
+
+    def get_before(fields: Fields, field: str) -> Any:
+        assert not told, field
+        return get(fields, field)
+
+    def tell(fields: Fields, *, is_strict: bool = False) -> tuple[str, ...]:
+        nonlocal told
+        told = True
+        return unknown(fields, is_strict=is_strict)
+
+    monkeypatch.setattr(Fields, "get", get_before)
+    monkeypatch.setattr(Fields, "unknown", tell)
+    parse({**body, "stream_options": {"include_obfuscation": True}}, is_strict=False)
+    assert told
+
+
+def test_an_option_of_responses_is_known_to_a_strict_server() -> None:
+    options = {"stream_options": {"include_obfuscation": True}}
+    assert parse_responses({"input": "a", **options}, is_strict=True).include_obfuscation
 
 
 @pytest.mark.parametrize("body", [None, [], 5, "x", True])
