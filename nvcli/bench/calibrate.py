@@ -18,9 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.fit import nnls
-from nvcli.bench.perf_model import PRIOR_BANDWIDTH, Cost, Hardware, PerfModel, pairs_of
+from nvcli.bench.perf_model import PRIOR_BANDWIDTH, Cost, Hardware, PerfModel
 from nvcli.bench.record import dump, runs_folder
-from nvcli.bench.shape import Shape
+from nvcli.bench.shape import Shape, pairs_of
 from nvcli.engine.buckets import Buckets
 from nvcli.errors import NvcliError
 from nvcli.paths import write_whole

@@ -79,6 +79,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
@@ -107,6 +111,4 @@ def stub_server(ttft_ms: float, step_ms: float, gap_ms: float) -> Iterator[str]:
         process.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        _kill(process)

@@ -10,9 +10,9 @@ from nvcli import __version__
 from nvcli.bench.calibrate import Calibration, key_of
 from nvcli.bench.machine import cpu_name, environment, hardware_of
 from nvcli.bench.nvml import gpu_facts
-from nvcli.bench.perf_model import Cost, Hardware, PerfModel, pairs_of
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel
 from nvcli.bench.record import StepRecord
-from nvcli.bench.shape import Shape
+from nvcli.bench.shape import Shape, pairs_of
 from nvcli.config import MAX_NUM_BATCHED_TOKENS
 
 if TYPE_CHECKING:

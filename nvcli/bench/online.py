@@ -164,17 +164,13 @@ class Session:
     def _salt(self) -> int:
         return 0 if self.options.workload.cache == "keep" else now_ns() % 2**32
 
-    async def _warm(self, salt: int) -> None:
-        """A warm cache: what repeats is sent before the clock starts. Raises `EndpointError`."""
-        for planned in self.options.workload.warm_up(**self._bounds(salt)):
-            await probe(self._client, planned)
-
     async def measure(self, point: Point) -> LoadResult:
-        """Run one load to its end, and store it."""
+        """Run one load to its end, and store it. Raises `EndpointError`."""
         load = point.load(self.options.workload, self._stagger_s(point))
         load.max_len = self.target.max_len
         salt = self._salt()
-        await self._warm(salt)
+        for repeating in self.options.workload.warm_up(**self._bounds(salt)):
+            await probe(self._client, repeating)
         header = self._header(point, await self._gauges())
         if point.until_ci is not None:
             load.looks.append(Precision(header, share=point.until_ci))

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from nvcli.bench import under_load
 from nvcli.bench.fit import nearby
-from nvcli.bench.shape import Shape
+from nvcli.bench.shape import Shape, pairs_of
 from nvcli.engine.buckets import Buckets
 
 PRIOR_BANDWIDTH, PRIOR_FLOPS = 0.8, 0.6  # efficiencies before anything was measured
@@ -88,11 +88,6 @@ class Cost:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         return cls(**{**value, "seen": tuple(tuple(row) for row in value.get("seen", ()))})
-
-
-def pairs_of(p: int, c: int) -> int:
-    """Query-key pairs of p new tokens behind c cached ones."""
-    return p * c + p * (p + 1) // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,3 +124,8 @@ class Shape:
     def linear_flops(self, num_tokens: float, num_heads: float) -> float:
         """Of all linear layers over so many tokens, with logits for `num_heads` of them."""
         return 2 * num_tokens * self.p_lin + 2 * num_heads * self.p_head
+
+
+def pairs_of(p: int, c: int) -> int:
+    """Query-key pairs of p new tokens behind c cached ones."""
+    return p * c + p * (p + 1) // 2

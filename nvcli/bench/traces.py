@@ -93,7 +93,7 @@ class Trace:
             if max_len is not None:
                 ids = ids[: max(max_len - 1, 1)]
                 n_out = max(min(n_out, max_len - len(ids)), 1)
-            yield Planned(index, ids, n_out, e.at_s, len(ids))
+            yield Planned(index, ids, n_out, len(ids))
 
 
 def _from_zero(entries: list[Entry]) -> list[Entry]:

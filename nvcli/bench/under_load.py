@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvcli.bench import queueing
+from nvcli.bench.shape import pairs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -242,8 +243,8 @@ class _Load:
             return step(b, S)
         share = prompts / self.pieces
         times = [
-            step(b, S, (n - self.cached) * share, self._pairs(n) * share, heads=share)
-            for n in self._prompts()
+            step(b, S, p * share, pairs_of(p, self.cached) * share, heads=share)
+            for p in (n - self.cached for n in self._prompts())
         ]
         return math.fsum(times) / len(times)
 
@@ -256,11 +257,6 @@ class _Load:
 
     def _prompts(self) -> Sequence[int]:
         return [max(n, self.cached + 1) for n in self.lens] or [self.n_in]
-
-    def _pairs(self, n: int) -> int:
-        from nvcli.bench.perf_model import pairs_of
-
-        return pairs_of(n - self.cached, self.cached)
 
 
 def _binomial(n: float, p: float) -> Iterator[tuple[int, float]]:

@@ -118,12 +118,11 @@ class Arrival:
 
 @dataclass(slots=True)
 class Planned:
-    """One request of the schedule. `at_s` counts from the start; None: when a place is free."""
+    """One request."""
 
     index: int
     prompt: list[int] | str | list[dict[str, Any]]
     n_out: int
-    at_s: float | None = None
     n_in: int | None = None  # known for token ids
     turn: int = 1
     later: list[tuple[list[int], int]] = field(default_factory=list)  # (what is added, n_out)

@@ -75,15 +75,16 @@ class EngineBridge:
         count = sum(request.params.num_sequences for request in requests)
         if not is_admitted:
             self.check_room(count)
-        groups = OutputGroups(self, requests, count)
+        groups = OutputGroups(self, requests)
         try:
             for request in requests:
                 self.llm.submit(request, groups.sink)
                 groups.submitted.append(request.request_id)
         except BaseException:
-            groups.discard()
+            groups.close()
             raise
         self.num_open += count
+        groups.num_counted = count
         self._groups.add(groups)
         return groups
 
@@ -120,17 +121,18 @@ class OutputGroups:
     Iterate with `next_outputs` until it returns nothing; `close` at any point aborts the rest.
     """
 
-    def __init__(self, bridge: EngineBridge, requests: Sequence[Request], count: int) -> None:
+    def __init__(self, bridge: EngineBridge, requests: Sequence[Request]) -> None:
         self.submitted: list[str] = []
+        self.num_counted = (
+            0  # sequences in the bridge's `num_open`; 0 where not all could be submitted
+        )
         self.number_of = {request.request_id: i for i, request in enumerate(requests)}
         self._bridge = bridge
-        self._count = count
         self._num_open = sum(request.params.n for request in requests)
         self._ready: list[RequestOutput] = []
         self._merge_at = _MERGE_AT
         self._waiter: asyncio.Future[None] | None = None
         self._is_closed = False
-        self._is_counted = True
         self._error: NvcliError | None = None
         self.timer: asyncio.TimerHandle | None = None
 
@@ -145,7 +147,8 @@ class OutputGroups:
     def take(self, outputs: list[RequestOutput]) -> None:
         self._num_open -= sum(output.is_finished for output in outputs)
         if self._num_open == 0:
-            self._uncount()
+            self._bridge.num_open -= self.num_counted
+            self.num_counted = 0
         if self._is_closed:
             return
         self._ready.extend(outputs)
@@ -195,16 +198,6 @@ class OutputGroups:
             self._bridge.num_aborted += 1
             for request_id in self.submitted:
                 self._bridge.llm.abort(request_id)
-
-    def discard(self) -> None:
-        """Abort what was submitted so far; it was never counted."""
-        self._is_counted = False
-        self.close()
-
-    def _uncount(self) -> None:
-        if self._is_counted:
-            self._is_counted = False
-            self._bridge.num_open -= self._count
 
 
 def merge_deltas(outputs: list[RequestOutput]) -> list[RequestOutput]:

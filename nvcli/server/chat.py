@@ -18,6 +18,7 @@ from nvcli.protocol import (
 from nvcli.protocol.chat import read_metadata
 from nvcli.protocol.chunks import ChatChunks
 from nvcli.protocol.fields import Fields
+from nvcli.protocol.structured import STRUCTURED_FIELDS
 from nvcli.protocol.tools import Tools
 from nvcli.server import chat_mcp
 from nvcli.server.errors import NotFoundError, error_body
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from nvcli.server.bridge import OutputGroups
     from nvcli.server.state import ServerState
 
+_GRAMMAR_FIELDS = (
+    *STRUCTURED_FIELDS,
+    *("response_format", "tools", "functions", "text", "output_config", "output_format"),
+)
 _NO_PARTS = {"name": None, "content": None, "content_parts": None, "refusal": None}
 
 
@@ -130,13 +135,7 @@ async def _folded(deltas: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 def needs_grammar(body: dict[str, Any]) -> bool:
     """Whether a grammar may have to be compiled, which takes a while."""
-    return any(
-        body.get(name)
-        for name in (
-            *("response_format", "tools", "functions", "structured_outputs", "text"),
-            *("output_config", "output_format"),
-        )
-    ) or any(name.startswith("guided_") for name in body)
+    return any(body.get(name) for name in _GRAMMAR_FIELDS)
 
 
 def note_request(http: HTTPRequest, ignored: tuple[str, ...], num_truncated: int) -> None:

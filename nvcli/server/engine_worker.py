@@ -87,14 +87,14 @@ class Worker:
 
     def _start(self, request: Any, error: NvcliError | None = None) -> None:
         try:
-            if error is not None:
-                raise error
-            self._llm.submit(request, self._sink)
+            if error is None:
+                self._llm.submit(request, self._sink)
         except NvcliError as exc:
-            self._sink(error_outputs(request.request_id, set(range(request.params.n)), exc))
+            error = exc
         except Exception as bug:  # noqa: BLE001 - a compiler's thread would keep it to itself
-            wrapped = EngineError(f"the request could not be added: {bug!r}")
-            self._sink(error_outputs(request.request_id, set(range(request.params.n)), wrapped))
+            error = EngineError(f"the request could not be added: {bug!r}")
+        if error is not None:
+            self._sink(error_outputs(request.request_id, set(range(request.params.n)), error))
 
     def _sink(self, outputs: list[RequestOutput]) -> None:
         self._given.put([(output.request_id, pack_output(output)) for output in outputs])

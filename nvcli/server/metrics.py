@@ -173,21 +173,21 @@ class _EngineGauges(Collector):
             )
             info.add_metric((model, str(stats.block_size), str(stats.num_blocks)), 1)
             yield info
-        yield _gauge("nvcli:kv_blocks_free", "Free KV blocks.", model, stats.num_free_blocks)
-        yield _gauge("nvcli:kv_blocks", "KV blocks.", model, stats.num_blocks)
-        yield _gauge("nvcli:open_sequences", "Sequences not ended yet.", model, bridge.num_open)
-        yield _gauge(
-            "nvcli:http_requests_open", "Requests being answered.", model, state.num_requests
-        )
-        num_replicas = getattr(state.llm, "num_replicas", None)  # of `nvcli.cluster`
-        if num_replicas is not None:
-            up = getattr(state.llm, "num_up", 0)
-            yield _gauge("nvcli:replicas", "Engines that share the requests.", model, num_replicas)
-            draining = getattr(state.llm, "num_draining", 0)
-            yield _gauge("nvcli:replicas_up", "Of those, taking requests now.", model, up)
-            yield _gauge(
-                "nvcli:replicas_draining", "To be replaced, ending requests.", model, draining
-            )
+        own = [
+            ("kv_blocks_free", "Free KV blocks.", stats.num_free_blocks),
+            ("kv_blocks", "KV blocks.", stats.num_blocks),
+            ("open_sequences", "Sequences not ended yet.", bridge.num_open),
+            ("http_requests_open", "Requests being answered.", state.num_requests),
+        ]
+        llm: Any = state.llm
+        if hasattr(llm, "num_replicas"):  # of `nvcli.cluster`
+            own += [
+                ("replicas", "Engines that share the requests.", llm.num_replicas),
+                ("replicas_up", "Of those, taking requests now.", llm.num_up),
+                ("replicas_draining", "To be replaced, ending requests.", llm.num_draining),
+            ]
+        for name, text, value in own:
+            yield _gauge(f"nvcli:{name}", text, model, value)
         aborted = bridge.num_aborted
         yield _counter("nvcli:requests_aborted", "Requests whose client left.", model, aborted)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvcli.bench.perf_model import Cost, Hardware, PerfModel, pairs_of
-from nvcli.bench.shape import Shape
+from nvcli.bench.perf_model import Cost, Hardware, PerfModel
+from nvcli.bench.shape import Shape, pairs_of
 from nvcli.engine.buckets import Buckets
 
 QWEN3 = {  # d, layers, h, k, f, tied -> parameters, GB/step, GB of weights, KV bytes, attention

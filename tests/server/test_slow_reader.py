@@ -49,7 +49,7 @@ def test_its_request_ends_and_no_other(serve: Serve, monkeypatch: pytest.MonkeyP
 
 def test_outputs_that_nobody_reads_take_no_room_each() -> None:
     async def run() -> tuple[int, list[RequestOutput]]:
-        groups = OutputGroups(_bridge(), [], 1)
+        groups = OutputGroups(_bridge(), [])
         groups._num_open = 1
         longest = 0
         for i in range(20_000):
