@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from nvcli.bench.fit import nnls
 from nvcli.bench.perf_model import PRIOR_BANDWIDTH, Cost, Hardware, PerfModel
 from nvcli.bench.record import dump, runs_folder
 from nvcli.bench.shape import Shape, pairs_of
+from nvcli.config import EngineConfig
 from nvcli.engine.buckets import Buckets
 from nvcli.errors import NvcliError
 from nvcli.paths import write_whole
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 # Options of the engine that change what a step costs; the number of GPUs is the hardware's.
 CHANGE_STEPS = (
     *("device", "dtype", "kv_cache_dtype", "max_num_batched_tokens", "run_ahead"),
-    *("enforce_eager", "deterministic", "attention_backend"),
+    *("enforce_eager", "deterministic", "attention_backend", "block_size"),
 )
 NEEDED = {"prefill": 2, "decode": 3, "mixed": 0}
 
@@ -277,9 +278,11 @@ def load(key: str) -> Calibration | None:
 
 
 def options_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Of the engine's options those that make its steps another time."""
-    plain = (None, False, "auto")
-    return {k: given[k] for k in CHANGE_STEPS if given.get(k) not in plain}
+    """Of the engine's options those that make its steps another time, where they are not what they
+    would be anyway.
+    """
+    usual = {field.name: field.default for field in fields(EngineConfig)}
+    return {k: given[k] for k in CHANGE_STEPS if given.get(k) not in (None, usual[k])}
 
 
 def find(

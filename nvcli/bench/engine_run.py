@@ -56,6 +56,7 @@ class Bench:
             shape=str(shape),
             dtype=startup.dtype,
             attention=startup.attention_backend,
+            block_size=startup.block_size,
             eager=config.enforce_eager,
             deterministic=startup.deterministic,
             budget=budget,

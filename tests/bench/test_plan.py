@@ -198,6 +198,20 @@ def test_a_plan_takes_a_calibration_of_the_same_engine(cli: Cli) -> None:
     assert plan("--max-num-seqs", "5")["l_max"] == 5
 
 
+def test_options_that_are_what_they_would_be_anyway_are_none() -> None:
+    from dataclasses import asdict
+
+    from nvcli.config import EngineConfig
+
+    def asked(**options: Any) -> dict[str, Any]:
+        return calibrate.options_of(asdict(EngineConfig(**options)))
+
+    assert asked() == calibrate.options_of({}) == {}
+    assert asked(device="auto", enforce_eager=False, block_size=16, max_num_seqs=4) == {}
+    for given in ({"run_ahead": False}, {"run_ahead": True}, {"block_size": 256}):
+        assert asked(**given) == calibrate.options_of(given) == given
+
+
 def test_a_calibration_that_cannot_be_written_leaves_the_old_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
