@@ -17,9 +17,9 @@ One stream: the device runs plans in launch order, all of them. That is the only
 that ended gives its slot and blocks away at once, although a launched step may still write there.
 
 Errors end sequences, never the loop: when a step cannot be launched or read, its sequences finish
-with `FinishReason.ERROR`, and so does one whose masks leave no token. Only `EngineClosedError`,
-after which the device can run nothing, is raised. Not thread-safe: one thread
-calls everything here.
+with `FinishReason.ERROR`, and so does one whose masks leave no token or whose logits are no
+numbers. Only `EngineClosedError`, after which the device can run nothing, is raised. Not
+thread-safe: one thread calls everything here.
 """
 
 from __future__ import annotations
@@ -239,12 +239,7 @@ class EngineCore:
             seq.num_prompt_logprobs += len(update.prompt_logprobs)
         update.pooled = result.pooled.get(index)
         if is_stuck:
-            update.error = RequestError(
-                f"nothing may be sampled after {len(seq.output_token_ids)} output tokens: the "
-                "request's restrictions together forbid every token",
-                hint="Loosen allowed_token_ids, bad_token_ids, bad_words, min_tokens or "
-                "response_format.",
-            )
+            update.error = _why_nothing(seq)
             self._end(update, FinishReason.ERROR)
         elif row.samples:
             update.token_ids = [token_id]
@@ -301,6 +296,27 @@ class EngineCore:
                     update.finish_reason = FinishReason.ERROR
                     update.error = as_engine_error(error)
                     self._updates.append(update)
+
+
+def _why_nothing(seq: Sequence) -> NvcliError:
+    """Of a sequence that nothing was sampled for: its restrictions, or where it has none, logits
+    that are no numbers.
+    """
+    params, count = seq.params, len(seq.output_token_ids)
+    is_masked = bool(params.bad_token_ids or params.bad_words or seq.has_grammar)
+    is_early = count < params.min_tokens and bool(seq.end_ids)
+    if is_masked or is_early or params.allowed_token_ids is not None:
+        return RequestError(
+            f"nothing may be sampled after {count} output tokens: the request's restrictions "
+            "together forbid every token",
+            hint="Loosen allowed_token_ids, bad_token_ids, bad_words, min_tokens or "
+            "response_format.",
+        )
+    return EngineError(
+        f"the model's logits after {count} output tokens are no numbers",
+        hint="Where it was trained in bfloat16, float16 is too narrow: use another --dtype. Else "
+        "the checkpoint may be damaged: `nvcli models verify`.",
+    )
 
 
 def as_engine_error(error: Exception) -> NvcliError:

@@ -13,7 +13,7 @@ they have dropped the token, one more draw from what they left (`kernels.noise`)
 
 Logits are only read; a group that changes them works on its own copy. Ids from `vocab_size` up
 (padding of the head) are cut off first and can never be sampled. Where the masks of a row forbid
-every token, -1 comes out.
+every token, or its logits are no numbers, -1 comes out.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Sampler:
 
     def sample(self, logits: Tensor, slots: list[int], inputs: StepInputs) -> Tensor:
         """logits: [R, V]; slots: of the R sampling rows -> token ids [R] int64, -1 where a
-        row's masks forbid every token."""
+        row's masks forbid every token, or its logits are no numbers."""
         logits = logits[:, : self.vocab_size]
         if self._groups_of != (self.state.version, slots):
             self._groups = self._make_groups(slots, inputs.sample_slots)
@@ -285,10 +285,10 @@ class Sampler:
         else:
             seeds = noise_keys(group.params_i[:, I.SEED], positions)  # [r]
             sampled = self._draw(group, logits, seeds)
-        if key.has_masks:  # a forbidden token wins only where all are forbidden
-            is_forbidden = logits.gather(1, sampled[:, None])[:, 0] == -torch.inf
-            sampled = sampled.masked_fill_(is_forbidden, -1)
-        return sampled
+        # A forbidden token wins only where all are forbidden, and one that is no number where none
+        # is one: both are no more than -inf.
+        is_possible = logits.gather(1, sampled[:, None])[:, 0] > -torch.inf
+        return sampled.masked_fill_(~is_possible, -1)
 
     def _draw(self, group: Group, logits: Tensor, seeds: Tensor) -> Tensor:
         """Temperature, the draw and filters.  logits: [r, v] -> [r] int64."""

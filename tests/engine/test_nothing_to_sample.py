@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from nvcli.config import EngineConfig
 from nvcli.engine.core import EngineCore
 from nvcli.engine.model_runner import ModelRunner
 from nvcli.engine.sequence import Sequence
-from nvcli.errors import RequestError
+from nvcli.errors import EngineError, RequestError
 from nvcli.models.config import ModelConfig
 from nvcli.types import FinishReason, SamplingParams
 from tests.builders import Log, run
@@ -97,6 +98,32 @@ def test_it_ends_alone(folder: Path, depth: int, way: dict[str, Any]) -> None:
     core.add(again)
     run(core)
     assert log.tokens(again) == expected
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_logits_that_are_no_numbers_are_not_the_requests_fault(folder: Path, depth: int) -> None:
+    core, log = make_core(folder, depth)
+    compute = core._device.model.compute_logits  # type: ignore[attr-defined]
+    broken: list[int] = []
+
+    def compute_logits(hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits: torch.Tensor = compute(hidden)
+        broken.append(len(broken))
+        return logits if len(broken) != 3 else torch.full_like(logits, torch.nan)
+
+    core._device.model.compute_logits = compute_logits  # type: ignore[attr-defined]
+    ways = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.5}, {"presence_penalty": 1.0}]
+    seqs = [make(i, **way, ignore_eos=True) for i, way in enumerate(ways)]
+    for seq in seqs:
+        core.add(seq)
+    run(core)
+    for seq in seqs:
+        last = log.of(seq)[-1]
+        assert last.finish_reason is FinishReason.ERROR
+        assert isinstance(last.error, EngineError)
+        assert str(last.error).startswith("the model's logits after 2 output tokens are no numbers")
+        assert len(log.tokens(seq)) == 2
+    core.scheduler.check_idle()
 
 
 @pytest.mark.parametrize("depth", [0, 1])
