@@ -54,6 +54,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "preempted": {"num_blocks": 24},
     "run-ahead off": {"run_ahead": False},
     "run-ahead on": {"run_ahead": True},
+    "graphs off": {"enforce_eager": True},  # the CPU has none
 }
 
 
