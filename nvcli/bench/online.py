@@ -58,31 +58,24 @@ class Point:
 
     def as_json(self) -> dict[str, Any]:
         if self.trace is not None:
-            rate, cv = self.trace.rate, self.trace.gap_cv
-            is_spread = math.isfinite(rate)
-            pace = f"{rate:.3g}/s, gap CV {cv:.2g}" if is_spread else "all at once"
-            return {
-                "mode": "open",
-                "rate": rate if is_spread else None,
-                "arrival": f"trace {self.trace.digest}",
-                "arrival_cv": cv,
-                "cap": self.concurrency,
-                "text": f"{self.trace.kind} trace, {pace}",
-            }
-        if self.rate is None:
-            return {
-                "mode": "closed",
-                "concurrency": self.concurrency,
-                "text": f"closed loop, c = {self.concurrency}",
-            }
-        text = f"open loop, {self.arrival.text} {self.rate:g}/s"
-        if self.concurrency:
-            text += f", at most {self.concurrency}"
+            rate: float | None = self.trace.rate
+            arrival, cv = f"trace {self.trace.digest}", self.trace.gap_cv
+            text = f"{self.trace.kind} trace, {rate:.3g}/s, gap CV {cv:.2g}"
+            if not math.isfinite(self.trace.rate):
+                rate, text = None, f"{self.trace.kind} trace, all at once"
+        elif self.rate is not None:
+            rate, arrival, cv = self.rate, self.arrival.text, self.arrival.cv
+            text = f"open loop, {arrival} {rate:g}/s"
+            if self.concurrency:
+                text += f", at most {self.concurrency}"
+        else:
+            text = f"closed loop, c = {self.concurrency}"
+            return {"mode": "closed", "concurrency": self.concurrency, "text": text}
         return {
             "mode": "open",
-            "rate": self.rate,
-            "arrival": self.arrival.text,
-            "arrival_cv": self.arrival.cv,
+            "rate": rate,
+            "arrival": arrival,
+            "arrival_cv": cv,
             "cap": self.concurrency,
             "text": text,
         }

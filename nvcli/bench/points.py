@@ -14,7 +14,6 @@ from nvcli.bench.calibrate import Calibration, Sample, calibrate, options_of, pr
 from nvcli.bench.engine_loop import EngineLoop
 from nvcli.bench.engine_run import Bench, StepLog, model_name
 from nvcli.bench.metrics import mean, percentile
-from nvcli.bench.perf_model import Cost
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -236,8 +235,9 @@ def run_points(
     samples = {p: _sample(p, of) for p, of in timed.items()}
     hand_overs = [value for of in timed.values() for value in of.hand_overs]
     calibration = _calibrated(bench, list(samples.values()), hand_overs)
-    cost = Cost.from_datasheet(bench.shape, bench.hardware)
-    model = replace(bench.perf_model, cost=calibration.cost if calibration else cost)
+    model = bench.perf_model
+    if calibration is not None:
+        model = replace(model, cost=calibration.cost)
     rows = []
     for point, sample in samples.items():
         error = calibration.errors.get(point.name) if calibration else None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from nvcli.bench.workload import Planned
+from nvcli.bench.workload import Planned, cut_to
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,10 +89,7 @@ class Trace:
                 ids += rng.integers(0, vocab_size, self.block_size).tolist()
             ids = ids[: e.n_in]
             ids += content.integers(0, vocab_size, e.n_in - len(ids)).tolist()
-            n_out = e.n_out
-            if max_len is not None:
-                ids = ids[: max(max_len - 1, 1)]
-                n_out = max(min(n_out, max_len - len(ids)), 1)
+            ids, n_out = cut_to(max_len, ids, e.n_out)
             yield Planned(index, ids, n_out, len(ids))
 
 

@@ -243,9 +243,7 @@ class Workload:
                 )
                 for _ in range(self.turns - 1)
             ]
-            if max_len is not None:  # an answer of one token at least
-                prompt = prompt[: max(max_len - 1, 1)]
-                n_out = max(min(n_out, max_len - len(prompt)), 1)
+            prompt, n_out = cut_to(max_len, prompt, n_out)
             yield Planned(index, prompt, n_out, n_in=len(prompt), later=later)
 
     def warm_up(
@@ -283,6 +281,14 @@ def parse_prefix(text: str | None) -> tuple[int, int]:
     except ValueError:
         raise UsageError(f"{text!r} is no prefix", hint="Write LEN:GROUPS, as 512:8.") from None
     return found
+
+
+def cut_to(max_len: int | None, prompt: list[int], n_out: int) -> tuple[list[int], int]:
+    """What fits the context, with an answer of one token at least."""
+    if max_len is None:
+        return prompt, n_out
+    prompt = prompt[: max(max_len - 1, 1)]
+    return prompt, max(min(n_out, max_len - len(prompt)), 1)
 
 
 def random_ids(rng: np.random.Generator, vocab_size: int, n: int) -> list[int]:

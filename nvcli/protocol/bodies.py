@@ -113,16 +113,12 @@ def completion_body(
     """A `text_completion` of the outputs of each prompt. `echo` needs the prompts' token ids."""
     choices: list[dict[str, Any]] = []
     for number, group in enumerate(outputs):
-        prompt = request.prompts[number]
-        prompt_ids = list(prompt_token_ids[number]) if request.echo else []
-        if request.echo and isinstance(prompt, str):
-            prompt_text = prompt
-        else:
-            prompt_text = "".join(token_text(i, tokenizer) for i in prompt_ids)
+        prompt_ids = prompt_token_ids[number]
+        echo = prompt_text(request.prompts[number], prompt_ids, tokenizer) if request.echo else ""
         for output in group:
             choice: dict[str, Any] = {
                 "index": len(choices),
-                "text": (prompt_text if request.echo else "") + output.text,
+                "text": echo + output.text,
                 "logprobs": None,
                 "finish_reason": finish_reason(output),
                 "stop_reason": output.stop_reason,
@@ -156,6 +152,15 @@ def completion_logprobs(
     shown = TextLogprobs(tokenizer).feed(output)
     legacy.add([entry.token_id for entry in shown], shown)
     return legacy.take()
+
+
+def prompt_text(
+    prompt: str | Sequence[int], token_ids: Sequence[int], tokenizer: Tokenizer | None
+) -> str:
+    """A prompt as `echo` repeats it."""
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(token_text(token_id, tokenizer) for token_id in token_ids)
 
 
 # --- parts ---------------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from nvcli.protocol.bodies import SYSTEM_FINGERPRINT, finish_reason, usage_body
+from nvcli.protocol.bodies import SYSTEM_FINGERPRINT, finish_reason, prompt_text, usage_body
 from nvcli.protocol.logprobs import (
     LegacyLogprobs,
     TextLogprobs,
     chat_logprob,
     prompt_logprobs_body,
-    token_text,
 )
 
 if TYPE_CHECKING:
@@ -72,12 +71,12 @@ class ChatChunks:
             chunks[0]["choices"][0]["token_ids"] = list(output.token_ids)
         yield from chunks
 
-    def usage(self) -> dict[str, Any] | None:
-        """The chunk after the last choice has ended, where it was asked for."""
+    def usage(self) -> list[dict[str, Any]]:
+        """The one chunk after the last choice has ended, where it was asked for."""
         if not self._request.include_usage:
-            return None
+            return []
         outputs = [self._last[index] for index in sorted(self._last)]
-        return {**self._head, "choices": [], "usage": usage_body([outputs])}
+        return [{**self._head, "choices": [], "usage": usage_body([outputs])}]
 
     def _first(self, output: RequestOutput) -> dict[str, Any]:
         request = self._request
@@ -173,14 +172,14 @@ class CompletionChunks:
             self._last[index] = output
             yield self._chunk(index, "", None, output, token_ids=token_ids)
 
-    def usage(self) -> dict[str, Any] | None:
+    def usage(self) -> list[dict[str, Any]]:
         if not self._request.include_usage:
-            return None
+            return []
         groups = [
             [self._last[number * self._n + i] for i in range(self._n)]
             for number in range(len(self._prompts))
         ]
-        return {**self._head, "choices": [], "usage": usage_body(groups)}
+        return [{**self._head, "choices": [], "usage": usage_body(groups)}]
 
     def _echo(self, number: int, index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         if not self._request.echo:
@@ -191,15 +190,14 @@ class CompletionChunks:
                 chunk["choices"][0]["prompt_logprobs"] = body
                 yield chunk
             return
-        prompt, token_ids = self._request.prompts[number], self._prompts[number]
-        if not isinstance(prompt, str):
-            prompt = "".join(token_text(token_id, self._tokenizer) for token_id in token_ids)
+        token_ids = self._prompts[number]
         logprobs = None
         if self._request.logprobs is not None:
             _, legacy = self._logprobs_of(index)
             legacy.add(token_ids, output.prompt_logprobs or [None] * len(token_ids))
             logprobs = legacy.take()
-        yield self._chunk(index, prompt, logprobs)
+        text = prompt_text(self._request.prompts[number], token_ids, self._tokenizer)
+        yield self._chunk(index, text, logprobs)
 
     def _logprobs_of(self, index: int) -> tuple[TextLogprobs, LegacyLogprobs]:
         if index not in self._logprobs:

@@ -7,12 +7,14 @@ for; what is left at the end is unknown to us. `null` counts as absent, as in Op
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from nvcli.errors import InvalidParameterError, UnsupportedParameterError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+T = TypeVar("T")
 
 
 class UnsupportedFieldError(UnsupportedParameterError):
@@ -84,17 +86,16 @@ class Fields:
         if not is_right:
             self.fail(field, f"must be {kind}, got {kind_of(value)}")
 
-    def text(self, field: str) -> str | None:
+    def _of(self, field: str, kind: type[T], name: str) -> T | None:
         value = self.get(field)
-        if value is not None:
-            self._typed(field, isinstance(value, str), value, "text")
+        self._typed(field, value is None or isinstance(value, kind), value, name)
         return value  # type: ignore[no-any-return]
 
+    def text(self, field: str) -> str | None:
+        return self._of(field, str, "text")
+
     def flag(self, field: str) -> bool | None:
-        value = self.get(field)
-        if value is not None:
-            self._typed(field, isinstance(value, bool), value, "true or false")
-        return value  # type: ignore[no-any-return]
+        return self._of(field, bool, "true or false")
 
     def integer(self, field: str, low: int | None = None, high: int | None = None) -> int | None:
         value = self.get(field)
@@ -132,10 +133,7 @@ class Fields:
         return value
 
     def array(self, field: str) -> list[Any] | None:
-        value = self.get(field)
-        if value is not None:
-            self._typed(field, isinstance(value, list), value, "a list")
-        return value  # type: ignore[no-any-return]
+        return self._of(field, list, "a list")
 
     def object(self, field: str) -> Fields | None:
         """The fields of an object inside, the same ones each time: `unknown` looks at them too."""

@@ -157,10 +157,9 @@ async def _events(
             events = data_events(chunks.encode(output))
             if events:
                 yield events
-        usage = chunks.usage()
         if job.request.store:
             job.answer(state, [fold_outputs(deltas[index]) for index in sorted(deltas)])
-        yield (data_event(usage) if usage is not None else b"") + DONE
+        yield data_events(chunks.usage()) + DONE
     except NvcliError as error:
         yield data_event(error_body(error)) + DONE
     finally:

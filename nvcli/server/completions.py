@@ -105,8 +105,7 @@ async def _events(
             events = data_events(chunks.encode(number, output))
             if events:
                 yield events
-        usage = chunks.usage()
-        yield (data_event(usage) if usage is not None else b"") + DONE
+        yield data_events(chunks.usage()) + DONE
     except NvcliError as error:
         yield data_event(error_body(error)) + DONE
     finally:
