@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.protocol.fields import Fields
 from nvcli.protocol.sampling import SAMPLING_FIELDS, check_sampling, read_sampling, read_token_limit
-from nvcli.protocol.structured import STRUCTURED_FIELDS, Structure, read_structure
+from nvcli.protocol.shared import TextRequest, read_options
+from nvcli.protocol.structured import STRUCTURED_FIELDS, read_structure
 from nvcli.protocol.thinking import THINKING_FIELDS, Thinking, read_thinking
 from nvcli.protocol.tools import TOOL_FIELDS, Allowed, Tools, read_tools
 from nvcli.text import content_text, parse_messages
@@ -57,13 +58,10 @@ GENERATION_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """What a chat request asks for. `sampling` holds only what the client set."""
+class ChatRequest(TextRequest):
+    """What a chat request asks for."""
 
     messages: tuple[Message, ...]
-    model: str | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
-    bad_words: tuple[str, ...] = ()
     thinking: Thinking = field(default_factory=Thinking)
     template_variables: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
@@ -72,21 +70,10 @@ class ChatRequest:
     tools: Tools = field(default_factory=Tools)
     mcp: tuple[McpTools, ...] = ()  # servers whose tools are not in `tools` yet
     allowed: Allowed | None = None  # what `tool_choice` narrows all tools to
-    structure: Structure | None = None
-    stream: bool = False
-    include_usage: bool = False
     include_obfuscation: bool | None = None
-    echo: bool = False
     has_logprobs: bool = False
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str = "left"
-    priority: int = 0
-    cache_salt: str | None = None
     store: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
-    ignored_fields: tuple[str, ...] = ()
 
 
 def parse_chat(
@@ -106,7 +93,6 @@ def parse_chat(
         TemplateError: a message is malformed; the place is in the error.
     """
     fields = Fields(body)
-    model = fields.text("model")
     fields.alone("messages", "prompt", "input")
     messages = tuple(parse_messages(message_list(fields)))
     for i, message in enumerate(messages):
@@ -115,8 +101,8 @@ def parse_chat(
             fields.fail(f"messages[{i}].content", "is missing")
     sampling = read_sampling(fields)
     has_logprobs = _read_logprobs(fields, sampling)
-    echo = fields.flag("echo") or False
-    limit = read_token_limit(fields, may_be_zero=echo or "prompt_logprobs" in sampling)
+    may_be_zero = fields.flag("echo") or "prompt_logprobs" in sampling
+    limit = read_token_limit(fields, may_be_zero=may_be_zero)
     if limit is not None:
         sampling["max_tokens"] = limit
     thinking, variables = read_thinking(fields)
@@ -128,7 +114,6 @@ def parse_chat(
         _check_alone(fields, sampling)
     structure = read_structure(fields)
     _read_refused(fields)
-    options = fields.inner("stream_options")
     continues = fields.flag("continue_final_message") or False
     adds_prompt = fields.flag("add_generation_prompt")
     if continues and adds_prompt:
@@ -141,9 +126,7 @@ def parse_chat(
     fields.ignore(_ACCEPTED)
     return ChatRequest(
         messages=messages,
-        model=model,
         sampling=sampling,
-        bad_words=fields.texts("bad_words") or (),
         thinking=thinking,
         template_variables=variables,
         chat_template=template,
@@ -153,19 +136,11 @@ def parse_chat(
         mcp=servers,
         allowed=allowed,
         structure=structure,
-        stream=fields.flag("stream") or False,
-        include_usage=options.flag("include_usage") or False,
-        include_obfuscation=options.flag("include_obfuscation"),
-        echo=echo,
+        include_obfuscation=fields.inner("stream_options").flag("include_obfuscation"),
         has_logprobs=has_logprobs,
-        return_token_ids=fields.flag("return_token_ids") or False,
-        return_tokens_as_token_ids=fields.flag("return_tokens_as_token_ids") or False,
-        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 1),
-        truncation_side=fields.choice("truncation_side", ("left", "right")) or "left",
-        priority=fields.integer("priority", -(2**31), 2**31) or 0,
-        cache_salt=fields.text("cache_salt"),
         store=fields.flag("store") or False,
         metadata=read_metadata(fields),
+        **read_options(fields),
         ignored_fields=fields.unknown(is_strict=is_strict),
     )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from nvcli.protocol.fields import Fields, are_integers
 from nvcli.protocol.sampling import check_sampling, read_sampling, read_token_limit
-from nvcli.protocol.structured import Structure, read_structure
+from nvcli.protocol.shared import TextRequest, read_options
+from nvcli.protocol.structured import read_structure
 from nvcli.types import MAX_LOGPROBS, MAX_N
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -19,32 +19,17 @@ TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
-    """What a completion request asks for, one prompt or several; `sampling` holds what was set."""
+class CompletionRequest(TextRequest):
+    """What a completion request asks for, one prompt or several."""
 
     prompts: tuple[str | TokenIds, ...]
-    model: str | None = None
-    sampling: dict[str, Any] = field(default_factory=dict)
-    bad_words: tuple[str, ...] = ()
-    structure: Structure | None = None
-    stream: bool = False
-    include_usage: bool = False
-    echo: bool = False
     logprobs: int | None = None
     has_prompt_logprobs: bool = False  # asked for by that name
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str = "left"
-    priority: int = 0
-    cache_salt: str | None = None
-    ignored_fields: tuple[str, ...] = ()
 
 
 def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequest:
     """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
     fields = Fields(body)
-    model = fields.text("model")
     fields.alone("prompt", "messages", "input")
     prompts = read_prompts(fields, "prompt", "prompts")
     sampling = read_sampling(fields)
@@ -52,12 +37,11 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
     limit = read_token_limit(fields, may_be_zero=echo or "prompt_logprobs" in sampling)
     if limit is not None:
         sampling["max_tokens"] = limit
-    stream = fields.flag("stream") or False
     best_of = fields.integer("best_of", 1, MAX_N)
     if best_of is not None:
         if best_of < sampling.get("n", 1):
             fields.fail("best_of", f"must be at least n ({sampling['n']})")
-        if stream and best_of > sampling.get("n", 1):
+        if fields.flag("stream") and best_of > sampling.get("n", 1):
             fields.fail("best_of", "cannot be streamed")
         sampling["best_of"] = best_of
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
@@ -71,21 +55,11 @@ def parse_completion(body: object, *, is_strict: bool = False) -> CompletionRequ
     fields.ignore(_ACCEPTED)
     return CompletionRequest(
         prompts=prompts,
-        model=model,
         sampling=sampling,
-        bad_words=fields.texts("bad_words") or (),
         structure=read_structure(fields),
-        stream=stream,
-        include_usage=fields.inner("stream_options").flag("include_usage") or False,
-        echo=echo,
         logprobs=logprobs,
         has_prompt_logprobs=fields.has("prompt_logprobs"),
-        return_token_ids=fields.flag("return_token_ids") or False,
-        return_tokens_as_token_ids=fields.flag("return_tokens_as_token_ids") or False,
-        truncate_prompt_tokens=fields.integer("truncate_prompt_tokens", 1),
-        truncation_side=fields.choice("truncation_side", ("left", "right")) or "left",
-        priority=fields.integer("priority", -(2**31), 2**31) or 0,
-        cache_salt=fields.text("cache_salt"),
+        **read_options(fields),
         ignored_fields=fields.unknown(is_strict=is_strict),
     )
 

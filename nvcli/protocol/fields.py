@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from nvcli.errors import InvalidParameterError, UnsupportedParameterError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 T = TypeVar("T")
 
@@ -149,19 +149,19 @@ class Fields:
         return self.object(field) or Fields({}, self.name(field))
 
     def integers(self, field: str) -> tuple[int, ...] | None:
-        values = self.array(field)
-        if values is None:
-            return None
-        for i, value in enumerate(values):
-            self._typed(f"{field}[{i}]", is_integer(value), value, "a whole number")
-        return tuple(values)
+        return self._items(field, is_integer, "a whole number")
 
     def texts(self, field: str) -> tuple[str, ...] | None:
+        return self._items(field, lambda value: isinstance(value, str), "text")
+
+    def _items(
+        self, field: str, is_right: Callable[[Any], bool], kind: str
+    ) -> tuple[Any, ...] | None:
         values = self.array(field)
         if values is None:
             return None
         for i, value in enumerate(values):
-            self._typed(f"{field}[{i}]", isinstance(value, str), value, "text")
+            self._typed(f"{field}[{i}]", is_right(value), value, kind)
         return tuple(values)
 
     # --- the whole --------------------------------------------------------------------------------

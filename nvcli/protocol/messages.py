@@ -9,6 +9,7 @@ from typing import Any
 from nvcli.protocol.chat import ChatRequest, message_list
 from nvcli.protocol.fields import Fields
 from nvcli.protocol.sampling import check_sampling, read_limit, read_sampling, refuse_outputs
+from nvcli.protocol.shared import read_shared
 from nvcli.protocol.structured import Structure, json_structure, read_structure
 from nvcli.protocol.thinking import BUDGETS, EFFORTS, read_thinking
 from nvcli.protocol.tools import MAX_TOOLS, Choice, Tools, check_names
@@ -35,7 +36,6 @@ def parse_messages_request(
     """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
     fields = Fields(body)
     fields.refuse_given(_REFUSED)
-    model = fields.text("model")
     fields.alone("messages", "prompt", "input")
     messages = _messages(fields)
     sampling = read_sampling(fields)
@@ -68,18 +68,14 @@ def parse_messages_request(
     fields.ignore(_ACCEPTED)
     return ChatRequest(
         messages=tuple(messages),
-        model=model,
         sampling=sampling,
-        bad_words=fields.texts("bad_words") or (),
         thinking=thinking,
         template_variables=variables,
         # A conversation that ends with the assistant is one whose answer has begun.
         continue_final_message=last.role == "assistant" and not last.tool_calls,
         tools=tools,
         structure=structure,
-        stream=fields.flag("stream") or False,
-        priority=fields.integer("priority", -(2**31), 2**31) or 0,
-        cache_salt=fields.text("cache_salt"),
+        **read_shared(fields),
         ignored_fields=fields.unknown(is_strict=is_strict),
     )
 

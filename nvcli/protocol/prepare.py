@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nvcli.engine.grammar import Grammar, GrammarSpec
     from nvcli.protocol.chat import ChatRequest
     from nvcli.protocol.completions import CompletionRequest, TokenIds
+    from nvcli.protocol.shared import TextRequest
     from nvcli.text import Tokenizer
 
 PROBE_CHARACTERS = 16  # a token; four are usual
@@ -108,7 +109,7 @@ def prepare_completion(
 def engine_request(
     llm: SamplingSource,
     prompt: PreparedPrompt,
-    asked: ChatRequest | CompletionRequest,
+    asked: TextRequest,
     *,
     request_id: str,
     is_streaming: bool,

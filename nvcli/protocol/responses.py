@@ -9,6 +9,7 @@ from nvcli.protocol.chat import ChatRequest, read_metadata
 from nvcli.protocol.fields import Fields
 from nvcli.protocol.mcp import McpTools, UnsupportedToolError, read_mcp
 from nvcli.protocol.sampling import check_sampling, read_limit, read_sampling, refuse_outputs
+from nvcli.protocol.shared import read_shared
 from nvcli.protocol.structured import read_format, read_structure
 from nvcli.protocol.thinking import read_thinking
 from nvcli.protocol.tools import (
@@ -66,7 +67,6 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
     """Read a request body. Raises `InvalidParameterError` and `UnsupportedFieldError`."""
     fields = Fields(body)
     fields.refuse_given(_REFUSED)
-    model = fields.text("model")
     fields.alone("input", "messages")
     given_input = fields.get("input")
     if given_input is None:
@@ -139,17 +139,13 @@ def parse_responses(body: object, *, is_strict: bool = False) -> ResponsesReques
         echo["user"] = user
     chat = ChatRequest(
         messages=(),
-        model=model,
         sampling=sampling,
-        bad_words=fields.texts("bad_words") or (),
         thinking=thinking,
         template_variables=variables,
         tools=tools,
         structure=structure,
-        stream=fields.flag("stream") or False,
         has_logprobs=LOGPROBS in include,
-        priority=fields.integer("priority", -(2**31), 2**31) or 0,
-        cache_salt=fields.text("cache_salt"),
+        **read_shared(fields),
         ignored_fields=fields.unknown(is_strict=is_strict),
     )
     return ResponsesRequest(
