@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nvcli.bench.text import ecdf, number, percent, spark
+from nvcli.bench.text import Wide, ecdf, number, percent, spark, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from nvcli.bench.summary import Summary
 
 WIDTH = 100
+STRIP, PLOT = 60, 40  # columns of what is drawn
+_STRIP_MARGIN, _PLOT_MARGIN = 25, 11  # its name or scale before it, and what stands behind
 _ROWS = ("ttft", "tpot", "itl", "stall", "e2e")
 
 
@@ -22,6 +25,8 @@ def card(summary: Summary) -> list[str]:
 
 def _wrap(line: str) -> list[str]:
     """Break a line of parts between them; what is one part stays whole."""
+    if isinstance(line, Wide):
+        return [line]
     parts = []
     while len(line) > WIDTH:
         cut = max(line.rfind(" · ", 12, WIDTH), line.rfind(" │ ", 12, WIDTH))
@@ -47,9 +52,7 @@ def _lines(summary: Summary) -> list[str]:
         )
     lines += ["", *_turns(json), *_time(json), *_amdahl(json), *_little(json), *_limits(json)]
     lines += [*_beyond(json), *_model(json), *_client(json), *_energy(json)]
-    plot = ecdf(summary.pools.get("e2e", []))
-    if plot:
-        lines += ["", "e2e, share of requests", *plot]
+    lines += _plot(summary.pools.get("e2e", []))
     lines += _strips(summary)
     lines += [f"warning   {text}" for text in json["warnings"]]
     lines += [f"UNSOUND   {text}" for text in summary.unsound]
@@ -150,21 +153,29 @@ def _rate(json: dict[str, Any]) -> list[str]:
 
 
 def _table(json: dict[str, Any]) -> list[str]:
-    lines = [
+    header = (
         f"{'ms':9}{'mean':>9}{'p50':>9}{'p90':>9}{'p99':>10}  {'[95 % CI of p99]':18}"
         f"{'p99.9':>9}{'max':>10}"
-    ]
+    )
+    rows = []
     for name in _ROWS:
         row = json[f"{name}_ms"]
         if not row["count"]:
             continue
         interval = _interval(row["interval"].get("p99"))
-        lines.append(
+        line = (
             f"{name:9}{number(row['mean']):>9}{number(row['p50']):>9}{number(row['p90']):>9}"
             f"{number(row['p99']):>10}  {interval:18}{number(row['p999']):>9}"
             f"{number(row['max']):>10}"
         )
-    return lines
+        values = [
+            *(("mean", number(row["mean"])), ("p50", number(row["p50"]))),
+            *(("p90", number(row["p90"])), ("p99", number(row["p99"]))),
+            ("95 % CI of p99", interval),
+            *(("p99.9", number(row["p999"])), ("max", number(row["max"]))),
+        ]
+        rows.append((line, f"{name} ms", values))
+    return table(header, rows)
 
 
 def _interval(pair: list[float | None] | None) -> str:
@@ -301,31 +312,65 @@ def _energy(json: dict[str, Any]) -> list[str]:
 
 
 def _strips(summary: Summary) -> list[str]:
-    lines = []
+    lines: list[str] = []
     width = len(summary.in_flight)
     for name, values in (("L(t)", summary.in_flight), ("tok/s", summary.tokens_per_s)):
         if values:
-            lines.append(f"{name:9} {spark(values, 60)}  max {number(max(values))}")
+            lines.append(_picture(partial(_strip, name, values)))
     if width:
-        a, b = (round(share * 60) for share in summary.window)
-        lines.append(f"{'':10}{' ' * a}│{'─' * max(b - a - 2, 0)}│ steady window")
+        lines.append(_picture(partial(_steady, summary.window)))
     return lines
+
+
+def _plot(ordered: Sequence[float]) -> list[str]:
+    lines = ["", "e2e, share of requests"]
+    for index, line in enumerate(ecdf(ordered)):
+        narrow = partial(_plot_line, ordered, index)
+        lines.append(Wide.of(line, PLOT + _PLOT_MARGIN, narrow))
+    return lines if len(lines) > 2 else []
+
+
+def _plot_line(ordered: Sequence[float], index: int, width: int) -> str:
+    return ecdf(ordered, max(width - _PLOT_MARGIN, 4))[index]
+
+
+def _picture(draw: Callable[[int], str]) -> Wide:
+    """A line of `STRIP` columns and its margins, of fewer where there is no room for them."""
+    return Wide.of(
+        draw(STRIP), STRIP + _STRIP_MARGIN, lambda width: draw(max(width - _STRIP_MARGIN, 4))
+    )
+
+
+def _strip(name: str, values: Sequence[float], columns: int) -> str:
+    return f"{name:9} {spark(values, columns)}  max {number(max(values))}"
+
+
+def _steady(window: tuple[float, float], columns: int) -> str:
+    a, b = (round(share * columns) for share in window)
+    return f"{'':10}{' ' * a}│{'─' * max(b - a - 2, 0)}│ steady window"
 
 
 def points_table(points: Sequence[dict[str, Any]]) -> list[str]:
     """Micro-benchmarks: measured, floor, prediction."""
-    lines = [
+    header = (
         f"{'step':24}{'median ms':>11}  {'[95 % CI]':16}{'tok/s':>9}{'floor':>9}{'eff.':>8}"
         f"{'model':>9}{'ratio':>7}"
-    ]
+    )
+    rows = []
     for point in points:
         low, high = point["low_ms"], point["high_ms"]
         interval = f"[{number(low)}–{number(high)}]" if None not in (low, high) else ""
         tokens, median = point.get("tokens"), point["median_ms"]
         speed = tokens / median * 1e3 if tokens and median else None
-        lines.append(
+        line = (
             f"{point['name']:24}{number(median):>11}  {interval:16}{number(speed):>9}"
             f"{number(point['floor_ms']):>9}{percent(point['efficiency']):>8}"
             f"{number(point['predicted_ms']):>9}{number(point['ratio']):>7}"
         )
-    return lines
+        values = [
+            *(("", f"{number(median)} ms"), ("95 % CI", interval), ("tok/s", number(speed))),
+            *(("floor", number(point["floor_ms"])), ("eff.", percent(point["efficiency"]))),
+            *(("model", number(point["predicted_ms"])), ("ratio", number(point["ratio"]))),
+        ]
+        rows.append((line, point["name"], values))
+    return table(header, rows)

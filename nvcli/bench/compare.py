@@ -16,6 +16,7 @@ from nvcli.bench.gates import RATES, Gate, GateResult, goodput_counts, judge, ra
 from nvcli.bench.metrics import PERCENTILES
 from nvcli.bench.summary import summarize
 from nvcli.bench.text import number, percent
+from nvcli.bench.text import table as columns
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -212,22 +213,24 @@ def as_json(found: Sequence[Comparison]) -> list[dict[str, Any]]:
 
 
 def table(found: Sequence[Comparison]) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for c in found:
         lines.append(f"{c.load}    A → B, 95 % intervals, p by Holm")
-        lines.append(
-            f"{'metric':12}{'A':>11}{'B':>11}{'change':>10}  {'interval':20}{'p':>8}  verdict"
-        )
+        header = f"{'metric':12}{'A':>11}{'B':>11}{'change':>10}  {'interval':20}{'p':>8}  verdict"
+        rows = []
         for r in c.rows:
             interval = ""
             if r.low is not None and r.high is not None:
                 interval = f"[{100 * r.low:+.1f} … {100 * r.high:+.1f} %]"
             change = "–" if r.change is None else f"{100 * r.change:+.1f} %"
             p = "–" if r.p is None else f"{r.p:.3f}" if r.p >= 0.001 else "<0.001"
-            lines.append(
+            line = (
                 f"{r.name:12}{number(r.a):>11}{number(r.b):>11}{change:>10}  {interval:20}{p:>8}  "
                 f"{r.verdict}"
             )
+            values = [("A", number(r.a)), ("B", number(r.b)), ("", f"{change} {interval}")]
+            rows.append((line, r.name, [*values, ("p", p), ("", r.verdict)]))
+        lines += columns(header, rows)
         for g in c.gates:
             lines.append(f"gate  {g.gate:28} {g.outcome}{_gate_text(g)}")
         lines += [f"UNSOUND   {reason}" for reason in c.unsound]

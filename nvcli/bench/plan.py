@@ -14,7 +14,7 @@ from nvcli.bench.limits import binding, graph_size, limit_rows, safe_slots
 from nvcli.bench.metrics import ms
 from nvcli.bench.parallel import closed_over, link_of, open_over
 from nvcli.bench.sweep import ladder
-from nvcli.bench.text import number
+from nvcli.bench.text import number, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,15 +148,8 @@ def lines(plan: Plan, *, explain: bool) -> list[str]:
         "",
         *_limit_lines(plan),
         "",
-        f"{'c':>6}{'req/s':>10}{'tok/s':>10}{'ttft ms':>10}{'tpot ms':>10}{'e2e s':>9}  bound by",
+        *_closed_lines(plan),
     ]
-    for p in plan.closed():
-        mark = "" if plan.is_covered(p.concurrency) else "  beyond the calibration"
-        found.append(
-            f"{p.concurrency:>6.0f}{number(p.requests_per_s):>10}"
-            f"{number(p.output_tokens_per_s):>10}{number(ms(p.ttft_s)):>10}"
-            f"{number(ms(p.tpot_s)):>10}{number(p.e2e_s):>9}  {p.bound}{mark}"
-        )
     step, prefill = model.decode(1, plan.n_in), model.prefill(plan.n_in)
     floor = model.decode_floor(hardware, 1, plan.n_in)
     prefill_floor = model.prefill_floor(hardware, plan.n_in)
@@ -199,6 +192,27 @@ def lines(plan: Plan, *, explain: bool) -> list[str]:
     return found
 
 
+def _closed_lines(plan: Plan) -> list[str]:
+    header = (
+        f"{'c':>6}{'req/s':>10}{'tok/s':>10}{'ttft ms':>10}{'tpot ms':>10}{'e2e s':>9}  bound by"
+    )
+    rows = []
+    for p in plan.closed():
+        mark = "" if plan.is_covered(p.concurrency) else "  beyond the calibration"
+        line = (
+            f"{p.concurrency:>6.0f}{number(p.requests_per_s):>10}"
+            f"{number(p.output_tokens_per_s):>10}{number(ms(p.ttft_s)):>10}{number(ms(p.tpot_s)):>10}"
+            f"{number(p.e2e_s):>9}  {p.bound}{mark}"
+        )
+        values = [
+            *(("req/s", number(p.requests_per_s)), ("tok/s", number(p.output_tokens_per_s))),
+            *(("ttft ms", number(ms(p.ttft_s))), ("tpot ms", number(ms(p.tpot_s)))),
+            *(("e2e s", number(p.e2e_s)), ("bound by", f"{p.bound}{mark}")),
+        ]
+        rows.append((line, f"c = {p.concurrency:.0f}", values))
+    return table(header, rows)
+
+
 def _rounded(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
@@ -206,11 +220,18 @@ def _rounded(value: float) -> str:
 def _limit_lines(plan: Plan) -> list[str]:
     rows = plan.limits()
     least = binding(rows)
-    text = [f"{'resource':24}{'a request needs':>20}{'there is':>18}{'allows':>10}"]
+    header = f"{'resource':24}{'a request needs':>20}{'there is':>18}{'allows':>10}"
+    found = []
     for row in rows:
         allows = row["allows"] if row["allows"] is not None else row["soft"]
         note = "  binds" if row is least else "" if row["allows"] is not None else "  soft"
-        text.append(f"{row['resource']:24}{row['need']:>20}{row['limit']:>18}{allows:>10,}{note}")
+        line = f"{row['resource']:24}{row['need']:>20}{row['limit']:>18}{allows:>10,}{note}"
+        values = [
+            *(("a request needs", row["need"]), ("there is", row["limit"])),
+            ("allows", f"{allows:,}{note}"),
+        ]
+        found.append((line, row["resource"], values))
+    text = table(header, found)
     text.append(
         f"L_max {plan.l_max:,} by {least['resource']} · "
         f"λ_max {number(plan.rate_max)} requests/s there"

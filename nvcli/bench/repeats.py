@@ -6,10 +6,11 @@ interval of a mean.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvcli.bench import metrics, stats
-from nvcli.bench.text import number
+from nvcli.bench.text import Wide, constant, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,8 @@ def lines(summaries: Sequence[Summary]) -> list[str]:
     for load, found in repeats(summaries).items():
         text += ["", f"{found['runs']} runs of {load}: means over runs, 95 % intervals (Student)"]
         for name in _NUMBERS:
-            interval = found[name]["interval"]
+            interval, mean = found[name]["interval"], number(found[name]["mean"])
             bounds = "–" if interval is None else f"[{number(interval[0])}–{number(interval[1])}]"
-            text.append(f"{name:14}{number(found[name]['mean']):>10}  {bounds}")
+            line = f"{name:14}{mean:>10}  {bounds}"
+            text.append(Wide.of(line, len(line), partial(constant, f"{name}: {mean} · {bounds}")))
     return text

@@ -13,7 +13,7 @@ from nvcli.bench.ceiling import client_ceiling
 from nvcli.bench.children import stub_server
 from nvcli.bench.load_run import Load, run_on_stub
 from nvcli.bench.stub import CYCLE, Timetable
-from nvcli.bench.text import number
+from nvcli.bench.text import number, table
 
 TABLE = Timetable(ttft=20.0, step=0.5, gap=5.0)
 NUM_REQUESTS, NUM_TOKENS, RATE = 300, 8, 50.0
@@ -49,14 +49,23 @@ class SelfTest:
         lines = [
             f"{NUM_REQUESTS} requests at {RATE:g}/s, {NUM_TOKENS} tokens each, from a stub with a "
             "known timetable",
-            f"{'ms':16}{'timetable':>12}{'found':>12}",
         ]
-        for check in self.checks:
-            mark = "" if check.passes else "  DIFFERS"
-            lines.append(
-                f"{check.name:16}{check.expected_ms:>12.3f}{number(check.found_ms, 5):>12}{mark}"
-            )
-        lines.append(f"{'late p99':16}{'0.000':>12}{number(self.late_p99_ms):>12}")
+        rows = [
+            (c.name, f"{c.expected_ms:.3f}", number(c.found_ms, 5), "" if c.passes else "  DIFFERS")
+            for c in self.checks
+        ]
+        rows.append(("late p99", "0.000", number(self.late_p99_ms), ""))
+        lines += table(
+            f"{'ms':16}{'timetable':>12}{'found':>12}",
+            [
+                (
+                    f"{name:16}{expected:>12}{found:>12}{mark}",
+                    f"{name} ms",
+                    [("timetable", expected), ("found", f"{found}{mark}")],
+                )
+                for name, expected, found, mark in rows
+            ],
+        )
         lines.append(
             f"allowed: {TOLERANCE_MS:g} ms, {TOLERANCE:.0%} and the lateness p99 above; "
             "a client later than 5 ms fails"

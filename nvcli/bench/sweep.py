@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.bench.fit import Scaling, fit_scaling
 from nvcli.bench.text import number, percent
+from nvcli.bench.text import table as columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,20 +111,31 @@ def _row(summary: Summary) -> dict[str, Any]:
 
 
 def table(result: SweepResult) -> list[str]:
-    lines = [
+    header = (
         f"{'load':24}{'L':>6}{'req/s':>8}{'tok/s':>8}{'ttft p50':>9}{'p99':>8}{'tpot p50':>9}"
         f"{'e2e p99':>9}{'goodput':>9}{'model':>7}  little"
-    ]
+    )
+    rows = []
     for r in result.rows:
         mark = "✔" if r["little"] == "good" else "✘"
         good = percent(r["goodput_share"]) if r["has_slo"] else "–"
-        lines.append(
+        sound = "" if r["sound"] else " unsound"
+        line = (
             f"{r['load']:24}{number(r['L']):>6}{number(r['requests_per_s']):>8}"
             f"{number(r['output_tokens_per_s']):>8}{number(r['ttft_p50_ms']):>9}"
             f"{number(r['ttft_p99_ms']):>8}{number(r['tpot_p50_ms']):>9}"
-            f"{number(r['e2e_p99_ms']):>9}{good:>9}{number(r['model_ratio']):>7}  {mark}"
-            + ("" if r["sound"] else " unsound")
+            f"{number(r['e2e_p99_ms']):>9}{good:>9}{number(r['model_ratio']):>7}  {mark}{sound}"
         )
+        values = [
+            *(("L", number(r["L"])), ("req/s", number(r["requests_per_s"]))),
+            ("tok/s", number(r["output_tokens_per_s"])),
+            ("ttft", f"p50 {number(r['ttft_p50_ms'])}, p99 {number(r['ttft_p99_ms'])}"),
+            *(("tpot p50", number(r["tpot_p50_ms"])), ("e2e p99", number(r["e2e_p99_ms"]))),
+            *(("goodput", good), ("model", number(r["model_ratio"]))),
+            ("little", f"{mark}{sound}"),
+        ]
+        rows.append((line, r["load"], values))
+    lines = columns(header, rows)
     lines += [f"unsound   {r['load']}: {why}" for r in result.rows for why in r["unsound"]]
     lines += _fit_lines(result)
     if result.best_under_slo is not None:

@@ -6,17 +6,68 @@ terminals and pipes that cannot hold the block characters.
 
 from __future__ import annotations
 
+import itertools
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII = str.maketrans(
     "▁▂▃▄▅▆▇█·–×≤≥σλ│✔✘→─┤",
     "_.:-=+*#.-x<>sl|vx>-|",
 )
+
+
+class Wide(str):
+    """A line of a table or of a picture, as a terminal of `needs` columns shows it, files and pipes
+    too. `narrow(width)` is for fewer columns, with " · " where it may be broken; None: it is left
+    out there."""
+
+    needs: int
+    narrow: Callable[[int], str | None]
+
+    @classmethod
+    def of(cls, text: str, needs: int, narrow: Callable[[int], str | None]) -> Wide:
+        line = cls(text)
+        line.needs, line.narrow = needs, narrow
+        return line
+
+
+def table(header: str, rows: Sequence[tuple[str, str, Sequence[tuple[str, str]]]]) -> list[str]:
+    """`header` and the rows below it, all in columns: (line, name of the row, its values with what
+    they are called). A narrow terminal has the names and, behind each, the values that are there.
+    """
+    needs = max(len(header), *(len(line) for line, _, _ in rows), 0)
+    lines: list[str] = [Wide.of(header, needs, lambda width: None)]
+    for line, name, values in rows:
+        said = " · ".join(f"{label} {value}".strip() for label, value in values if value)
+        lines.append(Wide.of(line, needs, partial(constant, f"{name.strip()}: {said}")))
+    return lines
+
+
+def entries(text: str) -> list[str]:
+    """A text of names and, in a column behind them, what is said of each, which may go on in the
+    lines below."""
+    found: list[str] = []
+    lines = text.split("\n")
+    needs = max(map(len, lines))
+    for index, line in enumerate(lines):
+        if line.startswith(" "):
+            found.append(Wide.of(line, needs, lambda width: None))
+            continue
+        more = itertools.takewhile(lambda below: below.startswith(" "), lines[index + 1 :])
+        name, _, said = line.partition("  ")
+        words = " ".join([said, *more]).split()
+        found.append(Wide.of(line, needs, partial(constant, f"{name}: {' '.join(words)}")))
+    return found
+
+
+def constant(text: str, width: int) -> str:
+    """For `Wide.narrow`: the same for every width."""
+    return text
 
 
 def to_ascii(text: str) -> str:
@@ -57,9 +108,10 @@ def spark(values: Sequence[float], width: int = 40) -> str:
     return "".join(BLOCKS[1 + min(int(7 * v / top + 0.5), 7)] for v in values)
 
 
-def ecdf(ordered: Sequence[float]) -> list[str]:
-    """Share of samples up to x over time, in milliseconds; failures keep it below 1."""
-    width, height = 40, 4
+def ecdf(ordered: Sequence[float], width: int = 40) -> list[str]:
+    """Share of samples up to x over time, in milliseconds, `width` columns of it; failures keep it
+    below 1."""
+    height = 4
     finite = [v for v in ordered if math.isfinite(v)]
     if len(finite) < 5:
         return []

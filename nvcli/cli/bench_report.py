@@ -37,8 +37,9 @@ def report(
     """
     if define:
         from nvcli.bench.metrics import DEFINITIONS
+        from nvcli.bench.text import entries
 
-        print_text(DEFINITIONS)
+        print_lines(settings_of(ctx).screen(), entries(DEFINITIONS))
         return 0
     if run is None:
         raise UsageError("name a run", hint="'nvcli bench report last' shows the last one.")

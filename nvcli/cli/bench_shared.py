@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KEPT = "interrupted; what was measured is kept"
 MOST = {"concurrency": 100_000, "repeat": 10_000, "max_num_seqs": 1_000_000}
+NAME_COLUMNS = 10  # before the text of a line: what it is about
 MOST_REQUESTS = 20_000_000  # an open loop's schedule is made before the start
 
 
@@ -124,10 +125,13 @@ def show(screen: Screen, path: Path, output: OutputOptions) -> int:
 
 
 def print_lines(screen: Screen, lines: Sequence[str]) -> None:
-    """Text on standard output; plain ASCII where its encoding holds no more."""
+    """Text on standard output: fitted to a terminal, in ASCII where its encoding holds no more."""
     from nvcli.bench.text import to_ascii
     from nvcli.repl.screen import visible
 
+    if screen.out_is_terminal:
+        width = screen.size()[0]
+        lines = [part for line in lines for part in fitted(line, width)]
     text = visible("\n".join(lines))
     encoding = getattr(screen.out, "encoding", None) or "utf-8"
     try:
@@ -135,3 +139,26 @@ def print_lines(screen: Screen, lines: Sequence[str]) -> None:
     except UnicodeEncodeError:
         text = to_ascii(text)
     screen.write(text + "\n")
+
+
+def fitted(line: str, width: int) -> list[str]:
+    """A line of a report in lines of at most `width` columns, where its parts allow: broken between
+    them, then between words. Of a table that does not fit, every row is a line of its own."""
+    from nvcli.bench.text import Wide
+    from nvcli.repl.wrap import cells, wrap
+
+    if isinstance(line, Wide):
+        if line.needs <= width:
+            return [line]
+        narrow = line.narrow(width)
+        if narrow is None:
+            return []
+        line = narrow
+    indent = NAME_COLUMNS if width >= 6 * NAME_COLUMNS else 2
+    if cells(line) <= width:
+        return [line]
+    if line.startswith(" " * NAME_COLUMNS):
+        line = " " * indent + line.lstrip(" ")
+    for separator in (" · ", " │ ", " "):
+        line = wrap(line, width, indent, separator)
+    return line.split("\n")
