@@ -93,6 +93,10 @@ CAMPAIGNS = {
         Lane([Job("equal", "benchmarks.engine.gpu_check kernels equal", tail=30)], num_gpus=0),
         Lane([Job("kv", "benchmarks.kv_accuracy --device cuda --dtype bfloat16")], num_gpus=0),
         Lane(
+            [Job("backends", "benchmarks.attention_accuracy --device cuda --dtype bfloat16")],
+            num_gpus=0,
+        ),
+        Lane(
             [Job("weights", "benchmarks.weights_accuracy --device cuda --dtype bfloat16")],
             num_gpus=0,
         ),

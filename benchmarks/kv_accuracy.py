@@ -27,6 +27,8 @@ from benchmarks.rows import write_row
 from nvcli import LLM, Message, SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nvcli.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +48,7 @@ class Side:
     logprobs: list[float]  # of every predicted token of the text
     likeliest: list[int]  # at the same positions
     answers: list[tuple[int, ...]]
+    answer_logprobs: list[list[float]]  # of their tokens
 
 
 def windows_of(args: argparse.Namespace, tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
@@ -86,12 +89,14 @@ def run_side(args: argparse.Namespace, kv_cache_dtype: str, model: str | None = 
                 assert entry is not None, "all but the first have one"
                 logprobs.append(entry.logprob)
                 likeliest.append(entry.top[0][0])
-        greedy = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
+        greedy = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True, logprobs=0)
         prompts = [llm.tokenizer.encode_chat([Message("user", q)]) for q in QUESTIONS]
-        answers = [tuple(output.token_ids) for output in llm.generate(prompts, greedy)]
+        outputs = llm.generate(prompts, greedy)
+        answers = [tuple(output.token_ids) for output in outputs]
+        answer_logprobs = [[e.logprob for e in output.logprobs or ()] for output in outputs]
         startup = llm.startup
         kinds = (startup.kv_cache_dtype, startup.weights_dtype, startup.attention_backend)
-        return Side(*kinds, logprobs, likeliest, answers)
+        return Side(*kinds, logprobs, likeliest, answers, answer_logprobs)
 
 
 def compare(exact: Side, fp8: Side) -> dict[str, Any]:
@@ -120,7 +125,10 @@ def is_within_the_bars(metrics: dict[str, Any]) -> bool:
     return is_likely and bool(metrics["same_likeliest"] >= MIN_AGREEMENT)
 
 
-def arguments(description: str) -> argparse.Namespace:
+def arguments(
+    description: str, more: Callable[[argparse.ArgumentParser], object] | None = None
+) -> argparse.Namespace:
+    """more: adds what one command has and the others have not"""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("model", nargs="?", default="demo", help="a folder; default: built in")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -130,6 +138,8 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=512, help="tokens predicted together")
     parser.add_argument("--windows", type=int, default=40, help="at most so many")
     parser.add_argument("--tokens", type=int, default=64, help="of a greedy answer")
+    if more is not None:
+        more(parser)
     return parser.parse_args()
 
 
