@@ -113,7 +113,7 @@ def _point(
     from nvcli.bench.summary import summarize
 
     slots = bench.llm.max_num_seqs
-    stay_s = found.perf_model.closed(concurrency, args.in_len, args.out_len, slots).e2e_s
+    stay_s = found.perf_model.under(args.in_len, args.out_len).closed(concurrency, slots).e2e_s
     duration = max(args.times, FEWEST / concurrency) * stay_s
     duration = min(max(duration, SHORTEST_S), args.duration)
     with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +192,7 @@ def predicted_steps(run: Any, model: Any, running: int) -> dict[str, float | Non
     n_in = round(statistics.fmean(r.n_in for r in counted))
     n_out = statistics.fmean(r.num_tokens for r in counted)
     lens = equal_parts([r.n_in for r in counted])
-    return asdict(model.closed_steps(running, n_in, n_out, lens=lens))
+    return asdict(model.under(n_in, n_out, lens=lens).closed_steps(running))
 
 
 def _short(value: float | None) -> str:

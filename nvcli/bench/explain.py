@@ -14,6 +14,7 @@ from nvcli.bench.workload import parse_prefix
 if TYPE_CHECKING:
     from nvcli.bench.perf_model import Hardware
     from nvcli.bench.record import RequestRecord, Run
+    from nvcli.bench.under_load import Traffic
 
 
 def model_of(header: dict[str, Any]) -> tuple[PerfModel, Hardware] | None:
@@ -82,27 +83,25 @@ def model_rows(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> lis
     if found is None or not done:
         return []
     model, hardware = found
-    n_in, n_out = _mean_lengths(done)
-    cached = _mean_cached(done, n_in)
-    lens = equal_parts([r.n_in or 0 for r in done])
+    traffic = _traffic(model, done)
     slots = int(run.header.get("slots") or 1)
     if load.get("mode") == "open":
         if load.get("rate") is None:  # all at once is no rate
             return []
         cv = float(1.0 if load.get("arrival_cv") is None else load["arrival_cv"])
-        predicted = model.open(float(load["rate"]), n_in, n_out, slots, cv, cached, lens)
+        predicted = traffic.open(float(load["rate"]), slots, cv)
     else:
-        places = int(load.get("concurrency") or 1)
-        predicted = model.closed(places, n_in, n_out, slots, cached, lens)
+        predicted = traffic.closed(int(load.get("concurrency") or 1), slots)
     if predicted is None:
         return []
     running = min(max(json["concurrency"]["mean"] or 1.0, 1.0), slots)
+    prefill_floor = model.prefill_floor(hardware, traffic.n_in - traffic.cached)
     rows = [
-        ("ttft_ms", predicted.ttft_s * 1e3, model.prefill_floor(hardware, n_in - cached) * 1e3),
+        ("ttft_ms", predicted.ttft_s * 1e3, prefill_floor * 1e3),
         ("e2e_ms", predicted.e2e_s * 1e3, None),
     ]
     if predicted.tpot_s is not None:
-        floor = model.decode_floor(hardware, running, n_in + n_out / 2) * 1e3
+        floor = model.decode_floor(hardware, running, traffic.context) * 1e3
         rows.insert(1, ("tpot_ms", predicted.tpot_s * 1e3, floor))
     result = [_row(name, json[name]["mean"], value, floor) for name, value, floor in rows]
     rate = json["throughput"]["output_tokens_per_s"]
@@ -118,26 +117,21 @@ def model_max(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> dict
     found = model_of(run.header)
     if found is None or not done:
         return None
-    n_in, n_out = _mean_lengths(done)
     slots = int(run.header.get("slots") or 1)
     running = min(max(json["concurrency"]["mean"] or 1.0, 1.0), slots)
     return {
         "slots": slots,
-        "requests_per_s": found[0].throughput(
-            slots, n_in, n_out, _mean_cached(done, n_in), equal_parts([r.n_in or 0 for r in done])
-        ),
+        "requests_per_s": _traffic(found[0], done).throughput(slots),
         "is_compute_bound": found[0].is_compute_bound(running),
     }
 
 
-def _mean_lengths(done: list[RequestRecord]) -> tuple[int, float]:
-    n_in = math.fsum(r.n_in or 0 for r in done) / len(done)
-    return max(round(n_in), 1), math.fsum(r.num_tokens for r in done) / len(done)
-
-
-def _mean_cached(done: list[RequestRecord], n_in: int) -> int:
-    """Of a mean prompt, what the prefix cache held: it needs no prefill."""
-    return min(round(math.fsum(r.cached or 0 for r in done) / len(done)), n_in - 1)
+def _traffic(model: PerfModel, done: list[RequestRecord]) -> Traffic:
+    """The requests in the mean. What the prefix cache held of a prompt needs no prefill."""
+    n_in = max(round(math.fsum(r.n_in or 0 for r in done) / len(done)), 1)
+    n_out = math.fsum(r.num_tokens for r in done) / len(done)
+    cached = min(round(math.fsum(r.cached or 0 for r in done) / len(done)), n_in - 1)
+    return model.under(n_in, n_out, cached, equal_parts([r.n_in or 0 for r in done]))
 
 
 def _row(
@@ -167,7 +161,8 @@ def amdahl_rows(run: Run, done: list[RequestRecord], json: dict[str, Any]) -> di
         result["decode_twice_as_fast"] = whole / (whole - decode / 2)
     found = model_of(run.header)
     if found is not None and done:
-        n_in, n_out = _mean_lengths(done)
+        traffic = _traffic(found[0], done)
+        n_in, n_out = traffic.n_in, traffic.n_out
         launch = found[0].cost.fixed * max(n_out - 1, 0) * 1e3
         if 0 < launch < whole:  # CPU, kernel launches, scheduling: what no byte or FLOP explains
             result["if_free"]["launch_and_scheduling"] = whole / (whole - launch)

@@ -114,7 +114,7 @@ def run_throughput(
     stay_s = _warm_up(bench, workload)
     if calibration is not None:
         n_in, n_out = round(workload.in_len.mean), workload.out_len.mean
-        predicted = calibration.perf_model.closed(concurrency, n_in, n_out, llm.max_num_seqs)
+        predicted = calibration.perf_model.under(n_in, n_out).closed(concurrency, llm.max_num_seqs)
         stay_s = max(stay_s, predicted.e2e_s)
     warm = list(workload.warm_up(**bounds))
     EngineLoop(llm).run_closed(iter(warm), concurrency=1, num_requests=len(warm))

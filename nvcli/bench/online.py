@@ -197,10 +197,8 @@ class Session:
         found, workload = self.target.calibration, self.options.workload
         if found is None or point.concurrency is None:
             return self._stay_s
-        predicted = found.perf_model.closed(
-            point.concurrency, round(workload.in_len.mean), workload.out_len.mean, found.slots
-        )
-        return max(self._stay_s, predicted.e2e_s)
+        traffic = found.perf_model.under(round(workload.in_len.mean), workload.out_len.mean)
+        return max(self._stay_s, traffic.closed(point.concurrency, found.slots).e2e_s)
 
     def _header(self, point: Point, gauges: dict[str, float]) -> dict[str, Any]:
         options, target = self.options, self.target

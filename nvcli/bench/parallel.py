@@ -16,11 +16,11 @@ from nvcli.bench.machine import longest_fit
 from nvcli.bench.perf_model import Cost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from nvcli.bench.perf_model import Hardware, PerfModel
+    from nvcli.bench.perf_model import Hardware
     from nvcli.bench.shape import Shape
-    from nvcli.bench.under_load import Prediction
+    from nvcli.bench.under_load import Prediction, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +100,17 @@ def closed_over(replicas: int, concurrency: int, one: Callable[[int], Prediction
 
 
 def open_over(
-    replicas: int,
-    rate: float,
-    model: PerfModel,
-    *,
-    n_in: int,
-    n_out: float,
-    slots: int,
-    arrival_cv: float,
-    lens: Sequence[int] = (),
+    replicas: int, rate: float, traffic: Traffic, slots: int, arrival_cv: float
 ) -> Prediction | None:
     """Arrivals dealt out among replicas: each a queue of its own at its share of the rate. A router
     that looks for the shortest queue waits less, so the wait is an upper estimate.
     """
-    found = model.open(rate / replicas, n_in, n_out, slots, arrival_cv, lens=lens)
+    found = traffic.open(rate / replicas, slots, arrival_cv)
     if found is None or replicas == 1:
         return found
     return replace(
         found,
         concurrency=replicas * found.concurrency,
         requests_per_s=rate,
-        output_tokens_per_s=rate * n_out,
+        output_tokens_per_s=rate * traffic.n_out,
     )

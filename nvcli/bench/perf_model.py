@@ -14,12 +14,15 @@ many requests.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from nvcli.bench import under_load
 from nvcli.bench.fit import nearby
 from nvcli.bench.shape import Shape, pairs_of
+from nvcli.bench.under_load import Traffic
 from nvcli.engine.buckets import Buckets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PRIOR_BANDWIDTH, PRIOR_FLOPS = 0.8, 0.6  # efficiencies before anything was measured
 
@@ -208,10 +211,9 @@ class PerfModel:
 
     # --- under load -------------------------------------------------------------------------------
 
-    throughput = under_load.throughput
-    closed = under_load.closed
-    closed_steps = under_load.closed_steps
-    open = under_load.open_loop
+    def under(self, n_in: int, n_out: float, cached: int = 0, lens: Sequence[int] = ()) -> Traffic:
+        """Many requests of `n_in` tokens and `n_out` more: see `Traffic`."""
+        return Traffic(self, n_in, n_out, cached, lens)
 
     def serial_share(self, n_in: int, n_out: float) -> float:
         """sigma of Amdahl's law: what batching cannot share of a lone request's time, while the
@@ -220,4 +222,4 @@ class PerfModel:
         prompt = self.prefill(n_in)
         if n_in <= self.budget:  # it shares a step with those that decode
             prompt = max(prompt - self.step(0, 0), 0.0)
-        return min((n_out * own + prompt) * self.throughput(1, n_in, n_out), 1.0)
+        return min((n_out * own + prompt) * self.under(n_in, n_out).throughput(1), 1.0)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nvcli.bench.calibrate import Calibration
     from nvcli.bench.perf_model import Hardware, PerfModel
-    from nvcli.bench.under_load import Prediction
+    from nvcli.bench.under_load import Prediction, Traffic
 
 
 @dataclass(slots=True)
@@ -44,6 +44,11 @@ class Plan:
     def source(self) -> str:
         return self.model.cost.source
 
+    @property
+    def traffic(self) -> Traffic:
+        """On one replica."""
+        return self.model.under(self.n_in, self.n_out, lens=self.lens)
+
     def limits(self) -> list[dict[str, Any]]:
         return limit_rows(
             num_blocks=self.num_blocks,
@@ -64,27 +69,17 @@ class Plan:
 
     def closed(self) -> list[Prediction]:
         def one(b: int) -> Prediction:
-            return self.model.closed(b, self.n_in, self.n_out, self.l_each, lens=self.lens)
+            return self.traffic.closed(b, self.l_each)
 
         return [closed_over(self.replicas, b, one) for b in ladder(self.replicas * self.l_each)]
 
     def open_at(self, rate: float) -> Prediction | None:
         """None where the queue would grow for ever."""
-        return open_over(
-            self.replicas,
-            rate,
-            self.model,
-            n_in=self.n_in,
-            n_out=self.n_out,
-            slots=self.l_each,
-            arrival_cv=self.arrival_cv,
-            lens=self.lens,
-        )
+        return open_over(self.replicas, rate, self.traffic, self.l_each, self.arrival_cv)
 
     @property
     def rate_max(self) -> float:
-        each = self.model.throughput(self.l_each, self.n_in, self.n_out, lens=self.lens)
-        return self.replicas * each
+        return self.replicas * self.traffic.throughput(self.l_each)
 
     def is_covered(self, concurrency: float) -> bool:
         """Whether the calibration reaches so far."""

@@ -71,111 +71,85 @@ class Steps:
     prompt_s: float | None  # mean time of one that holds prompts
 
 
-def throughput(
-    model: PerfModel, b: float, n_in: int, n_out: float, cached: int = 0, lens: Sequence[int] = ()
-) -> float:
-    """X(B) = B / W, requests a second with B running; `cached` tokens of a prompt are there.
-
-    lens: of the prompts, equally likely; all are of `n_in` tokens where it is empty
-    """
-    return b / _Load(model, n_in, n_out, cached, lens).stay(b).whole
-
-
-def closed(
-    model: PerfModel,
-    b: int,
-    n_in: int,
-    n_out: float,
-    slots: int | None = None,
-    cached: int = 0,
-    lens: Sequence[int] = (),
-) -> Prediction:
-    """A closed loop of b requests, of which `slots` run at once."""
-    running = min(b, slots) if slots else b
-    stay = _Load(model, n_in, n_out, cached, lens).stay(running)
-    rate = running / stay.whole
-    queue = (b - running) / rate
-    return Prediction(
-        concurrency=b,
-        requests_per_s=rate,
-        ttft_s=stay.ttft + queue,
-        tpot_s=stay.step if n_out > 1 else None,
-        e2e_s=b / rate,
-        output_tokens_per_s=rate * n_out,
-        wait_s=queue,
-        bound="compute" if model.is_compute_bound(running) else "memory",
-    )
-
-
-def closed_steps(
-    model: PerfModel, b: int, n_in: int, n_out: float, lens: Sequence[int] = ()
-) -> Steps:
-    """The steps of a closed loop of b requests that all run."""
-    load = _Load(model, n_in, n_out, 0, lens)
-    if b <= 1:
-        step, alone = model.decode(1, load.context), load.alone() / load.pieces
-        steps = max(n_out - 1, 0) + load.pieces
-        rows = max(n_out - 1, 0) / steps
-        return Steps(rows, load.pieces / steps, step if n_out > 1 else None, alone)
-    steps, _ = load.steps_of_stay(b)
-    rows = b * max(n_out - 1, 0) / steps
-    (_, none), *some = _binomial(b, load.pieces / steps)
-    return Steps(
-        rows,
-        1 - none,
-        load.time(rows, 0),
-        load.mean(rows, some) / math.fsum(share for _, share in some) if some else None,
-    )
-
-
-def open_loop(
-    model: PerfModel,
-    rate: float,
-    n_in: int,
-    n_out: float,
-    slots: int,
-    arrival_cv: float = 1.0,
-    cached: int = 0,
-    lens: Sequence[int] = (),
-) -> Prediction | None:
-    """Arrivals at a rate; None where the queue would grow for ever.
-
-    A birth-death chain with these X(n) gives the mean number and the wait for a slot. An arrival
-    sees the rest of a step, longer than half a mean step because long steps catch more of them.
-    """
-    load = _Load(model, n_in, n_out, cached, lens)
-
-    def rate_of(n: float) -> float:
-        return n / load.stay(n).whole
-
-    queue = queueing.birth_death(rate, rate_of, slots)
-    if queue is None:
-        return None
-    wait = queue.W_q * queueing.burstiness(arrival_cv, 1.0)
-    e2e = queue.W - queue.W_q + wait
-    ttft = min(load.first_token(rate, min(queue.L, slots)), queue.W - queue.W_q) + wait
-    return Prediction(
-        concurrency=rate * e2e,
-        requests_per_s=rate,
-        ttft_s=ttft,
-        tpot_s=max(e2e - ttft, 0.0) / (n_out - 1) if n_out > 1 else None,
-        e2e_s=e2e,
-        output_tokens_per_s=rate * n_out,
-        wait_s=wait,
-        wait_p99_s=queueing.wait_p99(queue.p_wait, rate_of(slots), rate),
-        bound="compute" if model.is_compute_bound(queue.L) else "memory",
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class _Load:
-    """Steps over one kind of request."""
+class Traffic:
+    """Requests of one kind on a model: prompts of `n_in` tokens, of which `cached` are there, and
+    answers of `n_out`. lens: of the prompts, equally likely; all are of `n_in` tokens where it is
+    empty.
+    """
 
     model: PerfModel
     n_in: int
     n_out: float
-    cached: int
-    lens: Sequence[int]  # of prompts, equally likely; empty: all are of `n_in` tokens
+    cached: int = 0
+    lens: Sequence[int] = ()
+
+    def throughput(self, b: float) -> float:
+        """X(B) = B / W, requests a second with B running."""
+        return b / self.stay(b).whole
+
+    def closed(self, b: int, slots: int | None = None) -> Prediction:
+        """A closed loop of b requests, of which `slots` run at once."""
+        running = min(b, slots) if slots else b
+        stay = self.stay(running)
+        rate = running / stay.whole
+        queue = (b - running) / rate
+        return Prediction(
+            concurrency=b,
+            requests_per_s=rate,
+            ttft_s=stay.ttft + queue,
+            tpot_s=stay.step if self.n_out > 1 else None,
+            e2e_s=b / rate,
+            output_tokens_per_s=rate * self.n_out,
+            wait_s=queue,
+            bound="compute" if self.model.is_compute_bound(running) else "memory",
+        )
+
+    def closed_steps(self, b: int) -> Steps:
+        """The steps of a closed loop of b requests that all run."""
+        more = max(self.n_out - 1, 0)
+        if b <= 1:
+            step, alone = self.model.decode(1, self.context), self.alone() / self.pieces
+            steps = more + self.pieces
+            decode_s = step if self.n_out > 1 else None
+            return Steps(more / steps, self.pieces / steps, decode_s, alone)
+        steps, _ = self.steps_of_stay(b)
+        rows = b * more / steps
+        (_, none), *some = _binomial(b, self.pieces / steps)
+        return Steps(
+            rows,
+            1 - none,
+            self.time(rows, 0),
+            self.mean(rows, some) / math.fsum(share for _, share in some) if some else None,
+        )
+
+    def open(self, rate: float, slots: int, arrival_cv: float = 1.0) -> Prediction | None:
+        """Arrivals at a rate; None where the queue would grow for ever.
+
+        A birth-death chain with these X(n) gives the mean number and the wait for a slot. An
+        arrival sees the rest of a step, longer than half a mean step because long steps catch more
+        of them.
+        """
+        n_out = self.n_out
+        queue = queueing.birth_death(rate, self.throughput, slots)
+        if queue is None:
+            return None
+        wait = queue.W_q * queueing.burstiness(arrival_cv, 1.0)
+        e2e = queue.W - queue.W_q + wait
+        ttft = min(self.first_token(rate, min(queue.L, slots)), queue.W - queue.W_q) + wait
+        return Prediction(
+            concurrency=rate * e2e,
+            requests_per_s=rate,
+            ttft_s=ttft,
+            tpot_s=max(e2e - ttft, 0.0) / (n_out - 1) if n_out > 1 else None,
+            e2e_s=e2e,
+            output_tokens_per_s=rate * n_out,
+            wait_s=wait,
+            wait_p99_s=queueing.wait_p99(queue.p_wait, self.throughput(slots), rate),
+            bound="compute" if self.model.is_compute_bound(queue.L) else "memory",
+        )
+
+    # --- its steps --------------------------------------------------------------------------------
 
     @property
     def context(self) -> float:

@@ -54,7 +54,10 @@ def test_calibration_recovers_its_own_model() -> None:
     assert found.weights_efficiency == pytest.approx(0.8, rel=0.02)
     assert max(map(abs, found.errors.values())) < 0.35  # a corner left out is extrapolated
     for n_in, n_out, b in ((512, 128, 1), (512, 128, 16), (1024, 256, 64)):
-        want, got = truth.closed(b, n_in, n_out), found.perf_model.closed(b, n_in, n_out)
+        want, got = (
+            truth.under(n_in, n_out).closed(b),
+            found.perf_model.under(n_in, n_out).closed(b),
+        )
         assert got.requests_per_s == pytest.approx(want.requests_per_s, rel=0.02)
     assert found.covers(128, 100_000, 16_000)
     assert not found.covers(129, 1, 1)

@@ -84,25 +84,25 @@ def test_links() -> None:
 
 def test_a_closed_loop_is_shared_out_and_keeps_to_littles_law() -> None:
     def one(b: int) -> object:
-        return model().closed(b, 512, 128, 64)
+        return model().under(512, 128).closed(b, 64)
 
     even = closed_over(4, 32, one)  # type: ignore[arg-type]
-    alone = model().closed(8, 512, 128, 64)
+    alone = model().under(512, 128).closed(8, 64)
     assert even.requests_per_s == pytest.approx(4 * alone.requests_per_s)
     assert even.ttft_s == pytest.approx(alone.ttft_s)
     assert even.e2e_s == pytest.approx(alone.e2e_s)
     for concurrency in (1, 3, 6, 33):
         found = closed_over(4, concurrency, one)  # type: ignore[arg-type]
         assert found.requests_per_s * found.e2e_s == pytest.approx(concurrency)
-        least, most = model().closed(1, 512, 128, 64), model().closed(9, 512, 128, 64)
+        least, most = model().under(512, 128).closed(1, 64), model().under(512, 128).closed(9, 64)
         assert least.ttft_s <= found.ttft_s <= most.ttft_s
 
 
 def test_arrivals_are_dealt_out() -> None:
     def over(replicas: int, rate: float) -> object:
-        return open_over(replicas, rate, model(), n_in=512, n_out=128, slots=64, arrival_cv=1.0)
+        return open_over(replicas, rate, model().under(512, 128), slots=64, arrival_cv=1.0)
 
-    alone = model().open(10, 512, 128, 64)
+    alone = model().under(512, 128).open(10, 64)
     found = over(4, 40.0)
     assert alone is not None
     assert found is not None
@@ -130,7 +130,7 @@ def test_a_plan_over_several() -> None:
     assert many.l_max == 3 * one.l_max
     assert many.num_blocks > 1.9 * one.num_blocks
     assert many.closed()[-1].concurrency == many.l_max
-    assert many.rate_max == pytest.approx(3 * many.model.throughput(many.l_each, 64, 32))
+    assert many.rate_max == pytest.approx(3 * many.model.under(64, 32).throughput(many.l_each))
     text = "\n".join(lines(many, explain=False))
     assert "3 replicas on 2 x H200 each" in text
     assert "assumes 8 us an all-reduce (3 up to 256 rows) and links of 450 GB/s" in text

@@ -115,16 +115,21 @@ def test_prefill_of_the_specification() -> None:
 def test_little_holds_by_construction() -> None:
     model = PerfModel(shape("8B"), FIXED)
     for b in (1, 2, 8, 64, 256):
-        found = model.closed(b, 1024, 256)
+        found = model.under(1024, 256).closed(b)
         assert found.requests_per_s * found.e2e_s == pytest.approx(b)
-    assert 20 < model.throughput(256, 1024, 256) < 26  # the specification: 22.18 and an Amdahl
-    assert model.closed(256, 1024, 256).bound == "compute"  # ceiling of 26.35
-    assert model.closed(64, 1024, 256).bound == "memory"
+    assert (
+        20 < model.under(1024, 256).throughput(256) < 26
+    )  # the specification: 22.18 and an Amdahl
+    assert model.under(1024, 256).closed(256).bound == "compute"  # ceiling of 26.35
+    assert model.under(1024, 256).closed(64).bound == "memory"
 
 
 def test_beyond_the_slots_requests_wait_in_line() -> None:
     model = PerfModel(shape("8B"), FIXED)
-    full, over = model.closed(64, 1024, 256, slots=64), model.closed(96, 1024, 256, slots=64)
+    full, over = (
+        model.under(1024, 256).closed(64, slots=64),
+        model.under(1024, 256).closed(96, slots=64),
+    )
     assert over.requests_per_s == full.requests_per_s
     assert over.wait_s == pytest.approx(32 / full.requests_per_s)
     assert over.ttft_s == pytest.approx(full.ttft_s + over.wait_s)
@@ -135,23 +140,25 @@ SMALL = Shape(256, 6, 4, 2, 128, 768, 4096, True, weight_bytes=4, kv_bytes=4)
 
 def test_an_open_loop_keeps_little_s_law_and_has_an_end() -> None:
     model = PerfModel(shape("8B"), FIXED)
-    top = model.throughput(64, 1024, 256)
-    found = model.open(0.6 * top, 1024, 256, 64)
+    top = model.under(1024, 256).throughput(64)
+    found = model.under(1024, 256).open(0.6 * top, 64)
     assert found is not None
     assert found.requests_per_s * found.e2e_s == pytest.approx(found.concurrency)
-    assert model.open(1.01 * top, 1024, 256, 64) is None
+    assert model.under(1024, 256).open(1.01 * top, 64) is None
 
 
 def test_what_the_cache_holds_needs_no_prefill() -> None:
     model = PerfModel(shape("8B"), FIXED)
     for b in (1, 8):
-        whole, warm = model.closed(b, 1024, 64), model.closed(b, 1024, 64, cached=1008)
+        whole, warm = model.under(1024, 64).closed(b), model.under(1024, 64, cached=1008).closed(b)
         assert warm.ttft_s < 0.7 * whole.ttft_s
         assert warm.requests_per_s > whole.requests_per_s
         # keys and values of the prefix are read all the same
         assert warm.tpot_s is not None
         assert warm.tpot_s >= model.decode(b, 1024)
-    assert model.closed(1, 1024, 64, cached=1008).ttft_s == pytest.approx(model.prefill(1024, 1008))
+    assert model.under(1024, 64, cached=1008).closed(1).ttft_s == pytest.approx(
+        model.prefill(1024, 1008)
+    )
 
 
 def test_stay_of_two_by_hand() -> None:
@@ -160,20 +167,20 @@ def test_stay_of_two_by_hand() -> None:
     cost = Cost(0.0, 0.0, 10e-3, 0.0, 0.0, 0.1 / SMALL.attention_flops, 0.0)
     model = PerfModel(SMALL, cost, budget=1024)
     assert pairs_of(1, 0) == 1
-    found = model.closed(2, 1, 4)
+    found = model.under(1, 4).closed(2)
     assert found.e2e_s == pytest.approx(0.250)
     assert found.ttft_s == pytest.approx(2 * 0.010 + 0.1 + 2 * 0.1 / 5)
     assert found.tpot_s == pytest.approx(0.010 + 0.1 / 5)
-    ahead = PerfModel(SMALL, cost, budget=1024, depth=1).closed(2, 1, 4)
+    ahead = PerfModel(SMALL, cost, budget=1024, depth=1).under(1, 4).closed(2)
     assert ahead.e2e_s == pytest.approx(6 * 0.010 + 0.2)
     assert ahead.ttft_s == pytest.approx(3 * 0.010 + 0.1 + 3 * 0.1 / 6)
 
 
 def test_one_token_has_no_tpot() -> None:
     model = PerfModel(shape("8B"), FIXED)
-    assert model.closed(4, 100, 1).tpot_s is None
-    assert model.closed(1, 1, 1).ttft_s > 0
-    found = model.open(1.0, 10, 1, 8)
+    assert model.under(100, 1).closed(4).tpot_s is None
+    assert model.under(1, 1).closed(1).ttft_s > 0
+    found = model.under(10, 1).open(1.0, 8)
     assert found is not None
     assert found.tpot_s is None
 
@@ -231,9 +238,9 @@ def test_steps_near_measured_ones_are_corrected_as_they_were() -> None:
 
 def test_a_spread_of_lengths_is_the_mean_of_its_parts() -> None:
     model = PerfModel(shape("8B"), FIXED)
-    wide = model.closed(1, 1024, 16, lens=[512, 1536])
+    wide = model.under(1024, 16, lens=[512, 1536]).closed(1)
     assert wide.ttft_s == pytest.approx((model.prefill(512) + model.prefill(1536)) / 2)
-    assert wide.ttft_s > model.closed(1, 1024, 16).ttft_s  # attention grows with the square
-    same = model.closed(8, 1024, 16, lens=[1024, 1024])
-    assert same.e2e_s == pytest.approx(model.closed(8, 1024, 16).e2e_s)
-    assert model.closed(8, 1024, 16, lens=[512, 1536]).e2e_s > same.e2e_s
+    assert wide.ttft_s > model.under(1024, 16).closed(1).ttft_s  # attention grows with the square
+    same = model.under(1024, 16, lens=[1024, 1024]).closed(8)
+    assert same.e2e_s == pytest.approx(model.under(1024, 16).closed(8).e2e_s)
+    assert model.under(1024, 16, lens=[512, 1536]).closed(8).e2e_s > same.e2e_s

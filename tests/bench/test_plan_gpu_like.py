@@ -46,7 +46,7 @@ def test_a_plan_is_within_a_few_percent(
     llm = virtual(device, monkeypatch)
     model = calibrated(llm, device).perf_model
     for clients in (1, 8, 64, 256):
-        stay_s = model.closed(clients, 1024, 128, SLOTS).e2e_s
+        stay_s = model.under(1024, 128).closed(clients, SLOTS).e2e_s
         load = closed(
             llm,
             spread(1024, 128),
@@ -66,11 +66,11 @@ def test_a_prompt_costs_its_bucket_and_a_spread_of_prompts_a_mean_of_buckets(
     llm = virtual(SMALL, monkeypatch)
     model = calibrated(llm, SMALL).perf_model
     assert model.buckets == SMALL.buckets
-    just, over = model.closed(1, 1024, 16).ttft_s, model.closed(1, 1032, 16).ttft_s
+    just, over = model.under(1024, 16).closed(1).ttft_s, model.under(1032, 16).closed(1).ttft_s
     measured = measure_point(bench_of(llm, SMALL.model), Point(0, 1032, 0), repeats=1, seed=0)
     assert over - just > 0.3e-3  # 256 tokens more, not 8
     assert over - model.cost.hand_over == pytest.approx(measured.times[0], rel=0.03)
-    spread_out = model.closed(1, 1024, 16, lens=[824, 924, 1124, 1224]).ttft_s
+    spread_out = model.under(1024, 16, lens=[824, 924, 1124, 1224]).closed(1).ttft_s
     assert spread_out - just > 0.15e-3
 
 
@@ -122,7 +122,7 @@ def test_the_steps_of_a_load_are_predicted_too(monkeypatch: pytest.MonkeyPatch) 
     model = calibrated(llm, SMALL).perf_model
     for clients in (1, 64):
         loop = EngineLoop(llm)  # type: ignore[arg-type]
-        stay_s = model.closed(clients, 1024, 64).e2e_s
+        stay_s = model.under(1024, 64).closed(clients).e2e_s
         requests = spread(1024, 64).requests(vocab_size=llm.vocab_size, salt=clients)
         with StepLog(llm) as log:  # type: ignore[arg-type]
             loop.run_closed(

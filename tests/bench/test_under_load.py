@@ -82,7 +82,7 @@ def test_a_plan_from_measured_points_is_within_a_tenth(
     calibration = measured.calibration
     assert calibration is not None
     for number in clients:
-        found = calibration.perf_model.closed(number, n_in, n_out, llm.max_num_seqs)
+        found = calibration.perf_model.under(n_in, n_out).closed(number, llm.max_num_seqs)
         load = closed(
             llm,
             spread(n_in, n_out),
@@ -130,7 +130,7 @@ def test_a_load_that_is_short_measures_what_a_long_one_does(
     """Two stays of 64 requests each: in a loop that emptied, those sent last would have had less
     and less company, and time per token came out at two thirds."""
     llm = virtual(BIG, monkeypatch)
-    expected = BIG.closed(64, 1024, 64, 256)
+    expected = BIG.under(1024, 64).closed(64, 256)
     short = closed(
         llm, spread(1024, 64), clients=64, duration_s=2 * expected.e2e_s, stagger_s=expected.e2e_s
     )
@@ -143,7 +143,7 @@ def test_what_keeps_places_taken_is_no_record(monkeypatch: pytest.MonkeyPatch) -
     from nvcli.bench.engine_run import StepLog
 
     llm = virtual(CPU, monkeypatch, slots=16)
-    stay_s = CPU.closed(8, 64, 32).e2e_s
+    stay_s = CPU.under(64, 32).closed(8).e2e_s
     requests = spread(64, 32).requests(vocab_size=llm.vocab_size)
     loop = EngineLoop(llm)  # type: ignore[arg-type]
     with StepLog(llm) as log:  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_closed_loop_meets_the_scheduler(
     """TTFT counts the step that runs when the request arrives, and the one launched ahead."""
     for true, n_in, n_out in ((BIG, 1024, 64), (CPU, 128, 64)):
         model = replace(true, depth=depth)
-        found = model.closed(b, n_in, n_out, 256)
+        found = model.under(n_in, n_out).closed(b, 256)
         load = closed(
             virtual(model, monkeypatch),
             spread(n_in, n_out),
@@ -207,7 +207,7 @@ def test_closed_loop_meets_the_scheduler(
 def test_prompts_beyond_what_steps_hold_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,500 tokens in, 8 out, 2,048 a step: the prompts alone fill every step."""
     model = replace(BIG, budget=2048)
-    found = model.closed(64, 1500, 8, 256)
+    found = model.under(1500, 8).closed(64, 256)
     load = closed(
         virtual(model, monkeypatch),
         spread(1500, 8),
@@ -227,13 +227,13 @@ def test_open_loop_meets_the_scheduler(
 ) -> None:
     """Poisson at .3 and .8 of what 64 slots can do."""
     model = replace(BIG, depth=depth, cost=replace(BIG.cost, hand_over=way_s))
-    top = model.throughput(64, 1024, 64)
+    top = model.under(1024, 64).throughput(64)
     for rho in (0.3, 0.8):
         rng = random.Random(1)
         moments = [0.0]
         while len(moments) < 600:
             moments.append(moments[-1] + rng.expovariate(rho * top))
-        found = model.open(rho * top, 1024, 64, 64)
+        found = model.under(1024, 64).open(rho * top, 64)
         assert found is not None
         llm = virtual(model, monkeypatch, slots=64, way_s=way_s)
         load = open_loop(llm, spread(1024, 64), times=iter(moments))
