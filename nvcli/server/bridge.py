@@ -18,12 +18,12 @@ from nvcli.server.errors import GenerationError, QueueFullError
 from nvcli.types import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from nvcli.engine.engine import Request
     from nvcli.errors import NvcliError
     from nvcli.server.engine import ServerEngine
-    from nvcli.types import RequestOutput
+    from nvcli.types import RequestOutput, SamplingParams
 
 _FAULTS = (FinishReason.ERROR, FinishReason.ABORT)
 _MERGE_AT = 256  # outputs that wait for a reader
@@ -45,6 +45,7 @@ class EngineBridge:
         self.num_open = 0  # sequences on their way
         self.num_aborted = 0
         self.on_hand_over: Callable[[int], None] = lambda _: None
+        self.on_finished: Callable[[RequestOutput, SamplingParams], None] = lambda *_: None
         self._loop = asyncio.get_running_loop()
         self._arrived: deque[tuple[OutputGroups, list[RequestOutput]]] = deque()
         self._is_waking = False
@@ -118,7 +119,7 @@ class EngineBridge:
 class OutputGroups:
     """The outputs of one HTTP request's engine requests, in order of arrival.
 
-    Iterate with `next_outputs` until it returns nothing; `close` at any point aborts the rest.
+    Iterate over `outputs`; `close` at any point aborts the rest.
     """
 
     def __init__(self, bridge: EngineBridge, requests: Sequence[Request]) -> None:
@@ -126,7 +127,8 @@ class OutputGroups:
         self.num_counted = (
             0  # sequences in the bridge's `num_open`; 0 where not all could be submitted
         )
-        self.number_of = {request.request_id: i for i, request in enumerate(requests)}
+        self._requests = requests
+        self._number_of = {request.request_id: i for i, request in enumerate(requests)}
         self._bridge = bridge
         self._num_open = sum(request.params.n for request in requests)
         self._ready: list[RequestOutput] = []
@@ -160,6 +162,16 @@ class OutputGroups:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """(number of the request, output) until all have ended. Raises as `next_outputs` does."""
+        loop, tell = asyncio.get_running_loop(), self._bridge.on_finished
+        while outputs := await self.next_outputs():
+            for output in outputs:
+                number = self._number_of[output.request_id]
+                if output.is_finished:  # counted after what all others of this moment have to send
+                    loop.call_soon(tell, output, self._requests[number].params)
+                yield number, output
 
     async def next_outputs(self) -> list[RequestOutput]:
         """What is new since the last call; empty at the end.

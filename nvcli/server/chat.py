@@ -23,7 +23,7 @@ from nvcli.protocol.tools import Tools
 from nvcli.server import chat_mcp
 from nvcli.server.errors import NotFoundError, error_body
 from nvcli.server.front import ignore_fields
-from nvcli.server.generate import outputs_of, prepare, run_to_end, start, while_connected
+from nvcli.server.generate import prepare, run_to_end, start, while_connected
 from nvcli.server.json_io import JSONBody, dumps, read_object
 from nvcli.server.sse import DONE, EventStream, data_event, data_events
 from nvcli.server.store import Entry, page_of
@@ -113,16 +113,14 @@ async def create_chat_completion(state: ServerState, http: HTTPRequest) -> ASGIA
         return JSONBody(job.answer(state, outputs))
     else:
         groups = start(state, [job.engine])
-        deltas, close = _deltas(state, job, groups), groups.close
+        deltas, close = _deltas(groups), groups.close
     events = _events(state, job, deltas)
     return EventStream(events, ping_interval=state.config.ping_interval, close=close)
 
 
-async def _deltas(
-    state: ServerState, job: ChatJob, groups: OutputGroups
-) -> AsyncGenerator[RequestOutput, None]:
+async def _deltas(groups: OutputGroups) -> AsyncGenerator[RequestOutput, None]:
     with closing(groups):
-        async for _, output in outputs_of(state, groups, [job.engine]):
+        async for _, output in groups.outputs():
             yield output
 
 

@@ -16,7 +16,7 @@ from nvcli.protocol.response_events import ResponseEvents
 from nvcli.protocol.response_items import to_messages
 from nvcli.protocol.responses import ResponsesRequest
 from nvcli.server.errors import TimeoutExceededError
-from nvcli.server.generate import outputs_of, start, turn_request
+from nvcli.server.generate import start, turn_request
 from nvcli.server.response_mcp import McpSession
 from nvcli.types import FinishReason
 
@@ -87,7 +87,7 @@ class _Turns:
         self._events.begin_turn()
         self._indices.clear()
         with contextlib.closing(start(self._state, [engine], is_admitted=True)) as groups:
-            async for _, output in outputs_of(self._state, groups, [engine]):
+            async for _, output in groups.outputs():
                 _exhaust(self._events.feed(output))
                 yield self._shown(output)
 

@@ -18,7 +18,7 @@ from nvcli.protocol import (
 from nvcli.protocol.chunks import CompletionChunks
 from nvcli.server.chat import needs_grammar, note_request
 from nvcli.server.errors import error_body
-from nvcli.server.generate import outputs_of, prepare, run_to_end, start
+from nvcli.server.generate import prepare, run_to_end, start
 from nvcli.server.json_io import JSONBody, read_object
 from nvcli.server.sse import DONE, EventStream, data_event, data_events
 
@@ -101,7 +101,7 @@ async def _events(
         job.request, job.head, state.tokenizer, prompt_token_ids=job.prompt_token_ids
     )
     try:
-        async for number, output in outputs_of(state, groups, job.engine):
+        async for number, output in groups.outputs():
             events = data_events(chunks.encode(number, output))
             if events:
                 yield events

@@ -17,7 +17,7 @@ from nvcli.server.errors import TimeoutExceededError
 from nvcli.server.sse import wait_for_disconnect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request as HTTPRequest
 
@@ -67,19 +67,6 @@ def start(
     return groups
 
 
-async def outputs_of(
-    state: ServerState, groups: OutputGroups, requests: Sequence[Request]
-) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(number of the request, output) until all have ended; whoever began them closes `groups`."""
-    loop, observe = asyncio.get_running_loop(), state.metrics.observe_finished
-    while outputs := await groups.next_outputs():
-        for output in outputs:
-            number = groups.number_of[output.request_id]
-            if output.is_finished:  # counted after what all others of this moment have to send
-                loop.call_soon(observe, output, requests[number].params)
-            yield number, output
-
-
 async def run_to_end(
     state: ServerState, http: HTTPRequest, requests: Sequence[Request]
 ) -> list[list[RequestOutput]]:
@@ -91,7 +78,7 @@ async def run_to_end(
 
     async def collect() -> list[list[RequestOutput]]:
         found: list[list[RequestOutput]] = [[] for _ in requests]
-        async for number, output in outputs_of(state, groups, requests):
+        async for number, output in groups.outputs():
             found[number].append(output)
         return [sorted(outputs, key=lambda output: output.index) for outputs in found]
 

@@ -12,7 +12,7 @@ from nvcli.protocol.message_events import MessageEvents
 from nvcli.protocol.messages import parse_messages_request
 from nvcli.server.chat import needs_grammar, note_request
 from nvcli.server.errors import anthropic_error_body
-from nvcli.server.generate import outputs_of, prepare, start, turn_request, while_connected
+from nvcli.server.generate import prepare, start, turn_request, while_connected
 from nvcli.server.json_io import JSONBody, read_object
 from nvcli.server.sse import EventStream, named_event
 
@@ -58,12 +58,12 @@ async def create_message(state: ServerState, http: HTTPRequest) -> ASGIApp:
     )
     groups = start(state, [engine])
     if request.stream:
-        stream = _stream(state, engine, events, groups, http.scope["request_id"])
+        stream = _stream(events, groups, http.scope["request_id"])
         ping_interval = state.config.ping_interval
         return EventStream(stream, ping_interval=ping_interval, close=groups.close)
 
     async def run() -> None:
-        async for _, output in outputs_of(state, groups, [engine]):
+        async for _, output in groups.outputs():
             for _ in events.feed(output):
                 pass
 
@@ -73,14 +73,10 @@ async def create_message(state: ServerState, http: HTTPRequest) -> ASGIApp:
 
 
 async def _stream(
-    state: ServerState,
-    engine: Request,
-    events: MessageEvents,
-    groups: OutputGroups,
-    request_id: str,
+    events: MessageEvents, groups: OutputGroups, request_id: str
 ) -> AsyncGenerator[bytes, None]:
     try:
-        async for _, output in outputs_of(state, groups, [engine]):
+        async for _, output in groups.outputs():
             data = b"".join(named_event(event["type"], event) for event in events.feed(output))
             if data:
                 yield data

@@ -20,7 +20,7 @@ from nvcli.protocol.response_items import check_outputs, read_items, to_messages
 from nvcli.protocol.responses import ResponsesRequest, parse_responses
 from nvcli.protocol.tools import Tools
 from nvcli.server.errors import PreviousResponseError, TimeoutExceededError, as_error
-from nvcli.server.generate import outputs_of, start, turn_request
+from nvcli.server.generate import start, turn_request
 from nvcli.server.json_io import dumps
 from nvcli.server.response_mcp import McpSession, check_approvals
 
@@ -189,7 +189,7 @@ async def run(state: ServerState, job: Job, record: Record, groups: OutputGroups
         if record.background:
             state.live[record.id] = record
         if groups is not None:
-            await _turn(state, job.engine, record, groups)
+            await _turn(record, groups)
         else:
             await _run_with_tools(state, job, record)
     except NvcliError as error:
@@ -213,8 +213,8 @@ async def run(state: ServerState, job: Job, record: Record, groups: OutputGroups
             state.leave()
 
 
-async def _turn(state: ServerState, engine: Request, record: Record, groups: OutputGroups) -> None:
-    async for _, output in outputs_of(state, groups, [engine]):
+async def _turn(record: Record, groups: OutputGroups) -> None:
+    async for _, output in groups.outputs():
         record.add(record.events.feed(output))
 
 
@@ -249,7 +249,7 @@ async def _turns(state: ServerState, job: Job, record: Record, session: McpSessi
         engine = await run_in_threadpool(prepare)
         events.begin_turn()
         with closing(start(state, [engine], is_admitted=True)) as groups:
-            await _turn(state, engine, record, groups)
+            await _turn(record, groups)
         if not events.pending:
             return
         await session.run_pending()

@@ -63,6 +63,7 @@ class ServerState:
         """The model is there: requests are answered from now on."""
         self._bridge = EngineBridge(llm, max_queue=self.config.max_queue)
         self._bridge.on_hand_over = self.metrics.observe_hand_over
+        self._bridge.on_finished = self.metrics.observe_finished
         if isinstance(llm, RemoteEngine):
             llm.listen(asyncio.get_running_loop())
         if self.batches is not None:
