@@ -52,7 +52,7 @@ async def answer(
             async with asyncio.timeout_at(deadline):
                 await turns.session.run_pending()
     except TimeoutError:
-        raise TimeoutExceededError(f"the request took longer than {timeout or 0:g} s") from None
+        raise TimeoutExceededError(timeout) from None
     finally:
         turns.session.close()
 
@@ -66,7 +66,6 @@ class _Turns:
     def __init__(self, state: ServerState, chat: ChatRequest, engine: Request) -> None:
         self._state = state
         self._chat = chat
-        self._is_first = True
         self._indices: dict[int, int] = {}  # of the client's calls in this turn
         self._messages: tuple[Message, ...] = chat.messages
         self.is_over = False
@@ -78,8 +77,7 @@ class _Turns:
 
     async def turn(self) -> AsyncGenerator[RequestOutput, None]:
         """One turn of the model, without the calls of servers; the last one ends."""
-        tools = self.session.tools(is_first=self._is_first)
-        self._is_first = False
+        tools = self.session.next_tools()
         output_items = self._events.response["output"]
         said = to_messages(output_items, instructions=None, decrypt=str, names=self.session.names)
         chat = replace(self._chat, tools=tools, messages=(*self._messages, *said))

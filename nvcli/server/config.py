@@ -77,9 +77,8 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise UsageError(f"{name} must be a number of seconds, got {value!r}", param=name)
-        if self.request_timeout == 0 or self.ping_interval == 0:
-            name = "request_timeout" if self.request_timeout == 0 else "ping_interval"
-            raise UsageError(f"{name} must be over 0", param=name)
+            if value == 0 and name != "drain_timeout":
+                raise UsageError(f"{name} must be over 0", param=name)
         if not self.host.strip():  # to the system that is every address
             raise UsageError("host is empty", hint="0.0.0.0 is every address.", param="host")
         for names, param in (

@@ -90,6 +90,9 @@ class TimeoutExceededError(RequestError):
     http_status = 504
     code = "request_timeout"
 
+    def __init__(self, seconds: float | None) -> None:
+        super().__init__(f"the request took longer than {seconds or 0:g} s")
+
 
 class GenerationError(RequestError):
     """The engine ended a request that its client still waits for."""

@@ -62,7 +62,7 @@ def start(
     groups = state.bridge.submit(requests, is_admitted=is_admitted)
     timeout = state.config.request_timeout
     if timeout is not None:
-        error = TimeoutExceededError(f"the request took longer than {timeout:g} s")
+        error = TimeoutExceededError(timeout)
         groups.timer = asyncio.get_running_loop().call_later(timeout, groups.fail, error)
     return groups
 

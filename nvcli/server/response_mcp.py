@@ -72,6 +72,7 @@ class McpSession:
         self._functions: dict[str, McpFunction] = {}
         self._limit = request.max_tool_calls or MAX_CALLS
         self._num_calls = 0
+        self._is_first = True  # no turn has been before
         self.names: dict[tuple[str, str], str] = {}  # what the model knows a server's tool by
 
     async def open(self) -> None:
@@ -137,8 +138,9 @@ class McpSession:
             lease = self._leases[tools.label] = await self._hub.lease(tools)
         return lease
 
-    def tools(self, *, is_first: bool) -> Tools:
-        """What the model may call in its next turn."""
+    def next_tools(self) -> Tools:
+        """What the model may call in the turn that begins now."""
+        is_first, self._is_first = self._is_first, False
         given, choices = self._request.chat.tools, self._request.allowed
         definitions = (*given.definitions, *self._definitions)
         names = {d["function"]["name"] for d in definitions}

@@ -227,7 +227,7 @@ async def _run_with_tools(state: ServerState, job: Job, record: Record) -> None:
             await session.run_approved()
             await _turns(state, job, record, session)
     except TimeoutError:
-        raise TimeoutExceededError(f"the request took longer than {timeout or 0:g} s") from None
+        raise TimeoutExceededError(timeout) from None
     finally:
         session.close()
 
@@ -236,10 +236,8 @@ async def _turns(state: ServerState, job: Job, record: Record, session: McpSessi
     """The model speaks and its calls are made, until it makes none that a server can answer."""
     request, events = job.request, record.events
     limit = request.chat.sampling.get("max_tokens")
-    is_first = True
     while True:
-        chat = replace(request.chat, tools=session.tools(is_first=is_first))
-        is_first = False
+        chat = replace(request.chat, tools=session.next_tools())
         items = [*job.items, *events.response["output"]]
 
         def prepare(chat: ChatRequest = chat, items: list[dict[str, Any]] = items) -> Request:
