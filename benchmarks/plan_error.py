@@ -168,7 +168,8 @@ def _point(
 
 
 def measured_steps(run: Any, window: dict[str, Any]) -> dict[str, float | None]:
-    """What the steps of the steady window were like, under the names of `under_load.Steps`."""
+    """What the steps of the steady window were like: how many rows decode in one, which share of
+    them holds prompts, and how long those take and the others."""
     first = min(r.s_star_ns for r in run.requests)
     a, b = (first + window[name] * 1e9 for name in ("start_s", "end_s"))
     steps = [s for s in run.steps if a < s.t_ns <= b]
@@ -192,7 +193,32 @@ def predicted_steps(run: Any, model: Any, running: int) -> dict[str, float | Non
     n_in = round(statistics.fmean(r.n_in for r in counted))
     n_out = statistics.fmean(r.num_tokens for r in counted)
     lens = equal_parts([r.n_in for r in counted])
-    return asdict(model.under(n_in, n_out, lens=lens).closed_steps(running))
+    return steps_of(model.under(n_in, n_out, lens=lens), running)
+
+
+def steps_of(traffic: Any, b: int) -> dict[str, float | None]:
+    """Those of a closed loop of b requests that all run."""
+    from nvcli.bench.under_load import binomial
+
+    more, pieces = max(traffic.n_out - 1, 0), traffic.pieces
+    if b <= 1:
+        steps = more + pieces
+        return {
+            "rows": more / steps,
+            "prompt_share": pieces / steps,
+            "decode_s": traffic.model.decode(1, traffic.context) if more else None,
+            "prompt_s": traffic.alone() / pieces,
+        }
+    steps, _ = traffic.steps_of_stay(b)
+    rows = b * more / steps
+    (_, none), *some = binomial(b, pieces / steps)
+    share = sum(chance for _, chance in some)
+    return {
+        "rows": rows,
+        "prompt_share": 1 - none,
+        "decode_s": traffic.time(rows, 0),
+        "prompt_s": traffic.mean(rows, some) / share if some else None,
+    }
 
 
 def _short(value: float | None) -> str:

@@ -62,16 +62,6 @@ class _Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """What the steps of a load are like."""
-
-    rows: float  # that decode, of all steps in the mean
-    prompt_share: float  # of the steps: those that hold prompts
-    decode_s: float | None  # mean time of a step that only decodes; None: there is none
-    prompt_s: float | None  # mean time of one that holds prompts
-
-
-@dataclass(frozen=True, slots=True)
 class Traffic:
     """Requests of one kind on a model: prompts of `n_in` tokens, of which `cached` are there, and
     answers of `n_out`. lens: of the prompts, equally likely; all are of `n_in` tokens where it is
@@ -103,24 +93,6 @@ class Traffic:
             output_tokens_per_s=rate * self.n_out,
             wait_s=queue,
             bound="compute" if self.model.is_compute_bound(running) else "memory",
-        )
-
-    def closed_steps(self, b: int) -> Steps:
-        """The steps of a closed loop of b requests that all run."""
-        more = max(self.n_out - 1, 0)
-        if b <= 1:
-            step, alone = self.model.decode(1, self.context), self.alone() / self.pieces
-            steps = more + self.pieces
-            decode_s = step if self.n_out > 1 else None
-            return Steps(more / steps, self.pieces / steps, decode_s, alone)
-        steps, _ = self.steps_of_stay(b)
-        rows = b * more / steps
-        (_, none), *some = _binomial(b, self.pieces / steps)
-        return Steps(
-            rows,
-            1 - none,
-            self.time(rows, 0),
-            self.mean(rows, some) / math.fsum(share for _, share in some) if some else None,
         )
 
     def open(self, rate: float, slots: int, arrival_cv: float = 1.0) -> Prediction | None:
@@ -170,7 +142,7 @@ class Traffic:
             return _Stay(wait, alone, step, wait + alone + more * step)
         steps, waits = self.steps_of_stay(b)
         others = (b - 1) * more / steps
-        counts = list(_binomial(b - 1, self.pieces / steps))
+        counts = list(binomial(b - 1, self.pieces / steps))
         step = self.mean(others + 1, counts)
         wait = waits * self.mean(others, counts)
         prompt = self.pieces * self.mean(others, counts, own=1)
@@ -233,7 +205,7 @@ class Traffic:
         return [max(n, self.cached + 1) for n in self.lens] or [self.n_in]
 
 
-def _binomial(n: float, p: float) -> Iterator[tuple[int, float]]:
+def binomial(n: float, p: float) -> Iterator[tuple[int, float]]:
     """(k, its chance) until nothing is left; n need not be whole, the chances add up to 1."""
     p = min(max(p, 0.0), 1 - 1e-9)
     value, found = (1 - p) ** n, []
