@@ -6,7 +6,9 @@ program that uses `nvcli` as a library keeps its own set-up.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
@@ -16,6 +18,26 @@ if TYPE_CHECKING:
 
 _LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class _LogFile(logging.FileHandler):
+    """A full disk is told once, in a line: the command goes on without its log."""
+
+    has_failed = False
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # of what could not be written before
+            super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.has_failed:
+            self.has_failed = True
+            reason = error.strerror or str(error)
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write(f"nvcli: cannot write the log file: {reason}\n")
 
 
 def configure_logging(verbosity: int = 0, log_file: Path | None = None) -> None:
@@ -39,7 +61,7 @@ def configure_logging(verbosity: int = 0, log_file: Path | None = None) -> None:
     logger.addHandler(stream)
     if log_file is not None:
         try:
-            file = logging.FileHandler(log_file, encoding="utf-8", errors="backslashreplace")
+            file = _LogFile(log_file, encoding="utf-8", errors="backslashreplace")
         except OSError as exc:
             raise UsageError(
                 f"cannot write the log file {log_file}: {exc.strerror or exc}", param="log_file"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer  # noqa: TC002 - Typer reads the annotations of `batch`
@@ -32,7 +34,6 @@ from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from nvcli.batch.engine import BatchEngine
     from nvcli.client import ServerModel
@@ -194,7 +195,7 @@ def _output(path: Path | None) -> Path | None:
     if path is None or str(path) in ("-", "/dev/stdout"):
         check_standard_output()
         return None
-    return path.resolve() if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # also links in a ring
 
 
 def _response_format(

@@ -70,6 +70,7 @@ def bench(
         out_len=out_len or Lengths.parse("32:96"),
         seed=seed,
     )
+    settings_of(ctx).start_logging()  # as `Command` does for those that are one
     screen = settings_of(ctx).screen()
     output.check()
     from nvcli.bench.offline import run_card

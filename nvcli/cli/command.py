@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from nvcli.cli import declare
 from nvcli.cli.complaints import FILES, VARIABLES, name_flag
-from nvcli.cli.console import ColorMode, make_screen, print_text
+from nvcli.cli.console import ColorMode, make_screen, print_lines
 from nvcli.cli.environment import check_switches, more_flags, unknown_variables, variable_of
 from nvcli.cli.overwrites import check_overwrites
 from nvcli.errors import UsageError, meant
@@ -177,7 +177,7 @@ class Command(HelpPages, TyperCommand):
 
             given = {name: (getattr(settings, name), at) for name, at in settings.given.items()}
             for line in configuration_lines(ctx, ctx.meta[FILES], given, ctx.meta[VARIABLES]):
-                print_text(visible(line))
+                print_lines(visible(line))
             raise typer.Exit
         for name in (*_GLOBALS, "show_config"):
             ctx.params.pop(name)

@@ -13,6 +13,7 @@ it.
 
 from __future__ import annotations
 
+import os
 import shlex
 import tomllib
 from dataclasses import dataclass, field
@@ -223,8 +224,8 @@ def _check_is_inside(name: str, value: Any, origin: str) -> None:
             "schema": "" if text.lstrip().startswith(("{", "[")) else text,
             "data": text.partition(":")[2],
         }.get(name, text)
-        is_inside = not path.startswith("~") and Path(path).resolve().is_relative_to(
-            Path.cwd().resolve()
+        is_inside = not path.startswith("~") and Path(os.path.realpath(path)).is_relative_to(
+            os.path.realpath(".")
         )
         if path and not is_inside:
             raise UsageError(

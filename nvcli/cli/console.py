@@ -122,6 +122,14 @@ def print_text(text: str) -> None:
     print(text)
 
 
+def print_lines(*lines: str, indent: int = 4) -> None:
+    """Lines on standard output; on a terminal they are broken between words."""
+    if is_terminal(sys.stdout):
+        width = make_screen().size()[0]
+        lines = tuple(wrap(line, width, indent) for line in lines)
+    print_text("\n".join(lines))
+
+
 def report(error: NvcliError) -> None:
     """One line on standard error: what is wrong, then what to do next."""
     line = visible("nvcli: " + " ".join(repair(str(error)).split()))

@@ -11,6 +11,7 @@ from nvcli.cli.console import dump_json, print_text
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import NvcliError
 from nvcli.repl.screen import visible
+from nvcli.repl.wrap import wrap
 
 _SIGNS = {State.OK: "ok", State.NOTE: "-", State.WARN: "warn", State.FAIL: "FAIL"}
 _COLORS = {State.OK: "32", State.NOTE: "2", State.WARN: "33", State.FAIL: "31"}
@@ -46,10 +47,13 @@ def doctor(
         found.append(check)
         if not json:
             sign = f"{_SIGNS[check.state]:<4}"
-            if screen.out_color:
-                sign = f"\x1b[{_COLORS[check.state]}m{sign}\x1b[0m"
             hint = f". {check.hint}" if check.hint else ""
-            print_text(f"{sign}  {check.name:<12} {visible(check.text + hint)}")
+            line = f"{sign}  {check.name:<12} {visible(check.text + hint)}"
+            if screen.out_is_terminal:
+                line = wrap(line, screen.size()[0], indent=6)
+            if screen.out_color:
+                line = f"\x1b[{_COLORS[check.state]}m{sign}\x1b[0m{line[len(sign) :]}"
+            print_text(line)
     blocking = [check for check in found if check.state is State.FAIL]
     if json:
         rows = [

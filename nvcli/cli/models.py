@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nvcli.cli.command import CONTEXT, Command, Group, settings_of
-from nvcli.cli.console import dump_json, is_terminal, print_text
+from nvcli.cli.console import dump_json, is_terminal, print_lines, print_text
 from nvcli.cli.declare import OUTPUT, argument, option
 from nvcli.config import DEFAULT_MODEL
 from nvcli.errors import ModelError, ModelNotFoundError, NvcliError, UsageError
@@ -57,7 +57,7 @@ def list_models(ctx: typer.Context, json: JsonOpt = False) -> None:
     else:
         width = max(len(m.name) for m in found)
         lines = [f"{m.name:<{width}}  {size_text(m.size_bytes):>8}  {_origin(m)}" for m in found]
-        print_text("\n".join(map(visible, lines)))
+        print_lines(*map(visible, lines))
 
 
 def _origin(model: Any) -> str:
@@ -112,7 +112,7 @@ def show(name: NameArg, json: JsonOpt = False) -> None:
     shown["sampling"] = ", ".join(f"{k} {v}" for k, v in facts["sampling"].items()) or "-"
     shown["files"] = ", ".join(facts["files"]) or "-"
     width = max(map(len, shown))
-    print_text("\n".join(visible(f"{k.replace('_', ' '):<{width}}  {v}") for k, v in shown.items()))
+    print_lines(*(visible(f"{k.replace('_', ' '):<{width}}  {v}") for k, v in shown.items()))
 
 
 def model_facts(name: str, folder: Path) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def verify(ctx: typer.Context, name: NameArg, json: JsonOpt = False) -> None:
         rows.append({"file": what, "problem": problem})
         if not json:
             row = f"ok   {what}" if problem is None else f"BAD  {what}  {problem}"
-            print_text(visible(row))
+            print_lines(visible(row), indent=5)
     problems = [row for row in rows if row["problem"] is not None]
     if json:
         print_text(dump_json({"model": name, "ok": not problems, "files": rows}))

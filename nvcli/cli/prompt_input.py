@@ -31,13 +31,20 @@ def repair_argument(text: str, name: str, warn: Callable[[str], None]) -> str:
     return fixed
 
 
-def read_stdin(warn: Callable[[str], None], note: Callable[[str], None] | None = None) -> str:
-    """All of standard input; empty where it is closed.
+def read_stdin(
+    warn: Callable[[str], None],
+    note: Callable[[str], None] | None = None,
+    *,
+    is_asked: bool = False,
+) -> str:
+    """All of standard input; empty where it is closed, unless it `is_asked` for by name.
 
     `note` is told when nothing comes for a while: a program that inherited an open pipe would
     otherwise seem to hang.
     """
     if sys.stdin is None or sys.stdin.closed:
+        if is_asked:
+            raise UsageError("cannot read standard input: it is closed")
         return ""
     try:
         if note is not None and not _is_ready(sys.stdin):
@@ -68,7 +75,7 @@ def read_files(paths: Sequence[Path], warn: Callable[[str], None]) -> list[str]:
     blocks = []
     for path in paths:
         if str(path) == "-":
-            blocks.append(fence("standard input", read_stdin(warn)))
+            blocks.append(fence("standard input", read_stdin(warn, is_asked=True)))
         else:
             blocks.append(fence(path.name, read_file(path, warn)))
     return blocks

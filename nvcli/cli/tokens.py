@@ -59,7 +59,7 @@ def tokens(
         raise UsageError("there is no text", hint="Give it as an argument, or pipe it in.")
     raw = "" if text in (None, "-") else repair_argument(str(text), "the text", screen.warn)
     if takes_stdin:
-        raw = read_stdin(screen.warn, screen.note)
+        raw = read_stdin(screen.warn, screen.note, is_asked=True)
     blocks = read_files(file or [], screen.warn)
     text = join_parts(raw, "", blocks) if blocks else raw
 

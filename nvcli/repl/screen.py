@@ -96,8 +96,10 @@ class Screen:
         if "COLUMNS" not in os.environ:
             for stream in (self.out, self.err):
                 with contextlib.suppress(OSError, ValueError):
-                    columns, rows = os.get_terminal_size(stream.fileno())
-                    break
+                    found = os.get_terminal_size(stream.fileno())
+                    if found.columns > 0:  # 0: a terminal that nobody has told its size
+                        columns, rows = found.columns, found.lines or rows
+                        break
         return max(columns, 10), max(rows, 4)
 
     def write(self, text: str) -> None:
