@@ -46,8 +46,11 @@ def why_not_writable(path: Path, *, replaces: bool = False) -> str | None:
     """
     folder = path.parent
     try:
-        if stat.S_ISDIR(os.stat(path).st_mode):
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
             return "it is a folder"
+        if replaces and not stat.S_ISREG(mode):  # a device or a pipe would be gone
+            return "it is no regular file"
         if not replaces:
             return None if os.access(path, os.W_OK) else "it cannot be written"
     except FileNotFoundError:  # also of a link that leads to a file that is not there yet

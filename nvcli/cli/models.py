@@ -76,6 +76,7 @@ def size_text(size: int) -> str:
 
 def find_local(name: str) -> Path:
     """The model's folder, without a network. Raises `ModelNotFoundError`."""
+    from nvcli.models.resolve import is_hub_id
     from nvcli.models.store import stored_models
 
     if not name.strip():
@@ -88,7 +89,7 @@ def find_local(name: str) -> Path:
     folder = expand_user(name)
     if folder.is_dir():
         return folder
-    hint = f"Fetch it with: nvcli models pull {name}" if name.count("/") == 1 else None
+    hint = f"Fetch it with: nvcli models pull {name}" if is_hub_id(name) else None
     raise ModelNotFoundError(
         f"{name} is neither a folder nor in the Hugging Face cache",
         hint=hint or "nvcli models list shows what is here.",

@@ -47,7 +47,7 @@ def resolve_model(name: str) -> Path:
         raise ModelNotFoundError(
             f"{name} is a file, not a folder", hint="Give the folder that holds config.json."
         )
-    if _HUB_ID.fullmatch(name) is None:
+    if not is_hub_id(name):
         raise ModelNotFoundError(
             f"there is no folder {name}",
             hint="Give a local folder or a Hugging Face id such as Qwen/Qwen3-0.6B.",
@@ -55,12 +55,17 @@ def resolve_model(name: str) -> Path:
     return _from_hub(name)
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether `name` may be a model of the Hugging Face hub."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
 def find_local(name: str) -> Path | None:
     """The folder of `name` if it is on this machine; nothing is fetched."""
     folder = expand_user(name)
     if name == DEFAULT_MODEL or folder.is_dir():
         return resolve_model(name)
-    if _HUB_ID.fullmatch(name) is None:
+    if not is_hub_id(name):
         return None
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -82,7 +87,7 @@ def some_files(name: str, *files: str) -> Iterator[Path]:
         yield path.parent
     elif (folder := find_local(name)) is not None:
         yield folder
-    elif _HUB_ID.fullmatch(name) is None:
+    elif not is_hub_id(name):
         yield resolve_model(name)  # which says what is wrong
     else:
         with tempfile.TemporaryDirectory(prefix="nvcli-") as temporary:
@@ -93,7 +98,7 @@ def some_files(name: str, *files: str) -> Iterator[Path]:
 
 def fetch_model(name: str, *, is_quiet: bool = False) -> Path:
     """Fetch what is missing or has changed of a Hugging Face id. Raises `ModelNotFoundError`."""
-    if _HUB_ID.fullmatch(name) is None:
+    if not is_hub_id(name):
         raise ModelNotFoundError(
             f"{name} is no Hugging Face id", hint="An id looks like Qwen/Qwen3-0.6B."
         )

@@ -42,6 +42,23 @@ def test_a_ring_of_links(cli: Cli, tmp_path: Path) -> None:
     assert "cannot read ring: Too many levels" in cli("chat", "x").err
 
 
+def test_a_ready_file_takes_the_place_of_no_pipe(cli: Cli, tmp_path: Path) -> None:
+    """It is put in place whole, by its name, and removed at the end."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link", "/dev/null"):
+        result = cli("serve", "--ready-file", name, "--port", "0")
+        assert (result.code, result.out) == (2, "")
+        assert result.err.startswith(f"nvcli: cannot write {name}: it is no regular file")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_only_what_may_be_an_id_is_offered_to_be_fetched(cli: Cli) -> None:
+    for name, is_id in (("/nope", False), ("nope/", False), ("a/b", True)):
+        said = cli("tokens", "-m", name, "x").err
+        assert ("nvcli models pull" in said) == is_id, said
+
+
 @pytest.mark.parametrize("args", [["tokens"], ["tokens", "-"], ["chat", "-f", "-", "x"]])
 def test_a_closed_standard_input_that_is_asked_for(args: list[str]) -> None:
     """It was taken for an empty text: 0 tokens, or a question about nothing."""
