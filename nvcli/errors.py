@@ -126,8 +126,9 @@ class ContextLengthError(RequestError):
 
     @classmethod
     def of_prompt(cls, size: int, limit: int, *, needs_room: bool = True) -> Self | None:
-        """What is wrong with a prompt of `size` tokens in a context of `limit`, None where it fits:
-        in the words of the engine, for who asks without one. needs_room: an answer follows."""
+        """What is wrong with a prompt of `size` tokens in a context of `limit`, None where it fits.
+        needs_room: an answer follows.
+        """
         if size + int(needs_room) <= limit:
             return None
         return cls(

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from nvcli.engine.best_of import BestOf
 from nvcli.engine.core import EngineCore
 from nvcli.engine.output import OutputProcessor
@@ -150,19 +148,16 @@ class Engine:
             RequestError: the prompt is empty.
         """
         params, prompt = request.params, request.prompt_token_ids
-        limit = self.max_model_len
         _check_kind("priority", request.priority, int, "a whole number")
         _check_kind("cache_salt", request.cache_salt, str | None, "text or None")
         if not prompt:
             raise RequestError("the prompt is empty", hint="Give at least one token.")
         needs_room = params.max_tokens != 0
-        if len(prompt) + int(needs_room) > limit:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt):,} tokens, the context holds {limit:,}"
-                + (" with at least one for the answer" if needs_room else ""),
-                hint="Shorten the prompt or raise --max-model-len.",
-                param="prompt",
-            )
+        too_long = ContextLengthError.of_prompt(
+            len(prompt), self.max_model_len, needs_room=needs_room
+        )
+        if too_long is not None:
+            raise too_long
         pool = self._device.num_blocks * self._device.block_size
         if len(prompt) + int(needs_room) > pool:
             raise ContextLengthError(
@@ -201,6 +196,8 @@ class Engine:
 
     def _check_ids(self, param: str, token_ids: Collection[int]) -> array[int]:
         """-> the same as int32: a prompt has thousands, so they are not looked at one by one."""
+        import numpy as np  # not with this module: a dry run needs the words of requests alone
+
         try:
             packed = array("i", token_ids)
             if not packed or np.frombuffer(packed, np.uint32).max() < self._vocab_size:
