@@ -116,7 +116,7 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "bench")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --in-len --out-len --seed --out --json -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --in-len --out-len --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:words words="latency throughput report compare serve sweep plan"
             case "$prev" in
                 -m|--model) kind=models ;;
@@ -126,7 +126,9 @@ _nvcli() {
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
                 --load-format) kind=words words="auto safetensors dummy" ;;
                 --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
-                --out) kind=files ;;
+                --out|--log-file|--config) kind=files ;;
+                --color) kind=words words="auto always never" ;;
+                --profile) kind=profiles ;;
             esac ;;
         "bench latency")
             options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --max-num-seqs --tensor-parallel-size --tp --load-format --attention-backend --block-size --run-ahead --no-run-ahead --enforce-eager --deterministic --repeat --seed --out --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"

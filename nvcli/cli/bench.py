@@ -9,7 +9,7 @@ from nvcli.cli import bench_options as opts
 from nvcli.cli.bench_bundles import OutputOptions, WorkloadOptions  # noqa: TC001
 from nvcli.cli.bench_shared import check_positive, check_warmup, finish, loaded, stored_run
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import Command, Group, settings_of, typed_names
+from nvcli.cli.command import Command, GroupThatRuns, settings_of, typed_names
 from nvcli.cli.engine_options import EngineOptions, one_model
 from nvcli.errors import UsageError
 
@@ -35,7 +35,9 @@ nvcli bench throughput Qwen/Qwen3-8B --in-len 1024 --out-len 256
 nvcli bench throughput -c 64 --duration 60s --json | jq .throughput"""
 
 
-bench_app = typer.Typer(cls=Group, epilog=EXAMPLES, rich_markup_mode=None, add_completion=False)
+bench_app = typer.Typer(
+    cls=GroupThatRuns, epilog=EXAMPLES, rich_markup_mode=None, add_completion=False
+)
 
 
 @bench_app.callback(invoke_without_command=True)
@@ -70,7 +72,6 @@ def bench(
         out_len=out_len or Lengths.parse("32:96"),
         seed=seed,
     )
-    settings_of(ctx).start_logging()  # as `Command` does for those that are one
     screen = settings_of(ctx).screen()
     output.check()
     from nvcli.bench.offline import run_card

@@ -139,13 +139,13 @@ def _is_heading(line: str) -> bool:
     return line.endswith(":") and line[:1].isalpha()
 
 
-class Command(HelpPages, TyperCommand):
-    """A command also takes the global options, after its name (`nvcli chat -q`), and what the
-    configuration files say.
+class Runs:
+    """What does something also takes the global options, after its name (`nvcli chat -q`), and what
+    the configuration files say.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
-        own = super().get_params(ctx)
+        own = super().get_params(ctx)  # type: ignore[misc]
         root = ctx.find_root().command
         shared = [p for p in root.params if p.name in (*_GLOBALS, "show_config")]
         return [*own[:-1], *shared, own[-1]]  # the help option stays last
@@ -158,7 +158,8 @@ class Command(HelpPages, TyperCommand):
             ctx.meta[VARIABLES] = {name: variable for name, (_, variable) in more.items()}
             args = [*(word for words, _ in more.values() for word in words), *args]
         with _naming_command(ctx):
-            return super().parse_args(ctx, args)
+            rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            return rest
 
     def _read_configuration(self, ctx: Any, given: dict[str, Any]) -> None:
         from nvcli.cli.configuration import load_configuration
@@ -186,10 +187,14 @@ class Command(HelpPages, TyperCommand):
         for sentence in unknown_variables(self, ctx):
             settings.screen().warn(sentence)
         try:
-            return super().invoke(ctx)
+            return super().invoke(ctx)  # type: ignore[misc]
         except UsageError as exc:
             name_flag(exc, ctx)
             raise
+
+
+class Command(Runs, HelpPages, TyperCommand):
+    """A command without verbs."""
 
 
 def _checked(command: Any, ctx: Any, args: list[str]) -> dict[str, Any] | None:
@@ -244,3 +249,27 @@ class Group(HelpPages, TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
         super().format_options(ctx, formatter)
+
+
+class GroupThatRuns(Runs, Group):
+    """A group that is a command without a verb: `nvcli bench`. With one, the global options before
+    it count, and all others belong behind it.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with _naming_command(ctx):
+            _, rest, _ = self.make_parser(ctx).parse_args(args=list(args))
+        ctx.verb = next(iter(rest), None)
+        if ctx.verb is None:
+            return super().parse_args(ctx, args)
+        return Group.parse_args(self, ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        if ctx.verb is None:
+            return super().invoke(ctx)
+        settings_of(ctx).take(ctx)
+        if ctx.params.pop("show_config"):
+            raise UsageError(f"--show-config goes after {ctx.verb}", param="show_config")
+        for name in _GLOBALS:
+            ctx.params.pop(name)
+        return Group.invoke(self, ctx)

@@ -97,6 +97,35 @@ def test_the_card_has_a_log(cli: Cli) -> None:
     assert "cannot write the log file ring: Too many levels of symbolic links" in result.err
 
 
+def test_the_card_reads_the_configuration_and_takes_global_options(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """It benched the built-in model whatever the files said, and knew no -q."""
+    file = tmp_path / "other.toml"
+    file.write_text('model = "no-such-folder"\n[bench]\nseed = 7\n')
+    for args in (["--config", str(file), "bench"], ["bench", "-q", "--config", str(file)]):
+        result = cli(*args)
+        assert result.code == 3
+        assert "no-such-folder" in result.err
+    shown = cli("bench", "--config", str(file), "--show-config").out
+    assert f"{file} [bench]" in next(line for line in shown.splitlines() if "seed" in line)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--seed", "1", "latency"], "--seed goes after latency"),
+        (["--show-config", "latency"], "--show-config goes after latency"),
+        (["-q", "latency", "--seed", "x"], "nvcli bench latency --help"),  # -q is let be
+        (["nosuch"], "there is no command 'nosuch'"),
+    ],
+)
+def test_what_stands_before_a_verb_of_bench(cli: Cli, args: list[str], message: str) -> None:
+    result = cli("bench", *args)
+    assert result.code == 2
+    assert message in result.err
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "args", [["doctor"], ["models", "list"], ["models", "show", "demo"], ["chat", "--show-config"]]
