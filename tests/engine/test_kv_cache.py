@@ -19,7 +19,7 @@ from nvcli.engine.kv_cache import (
     reserving,
     size_pool,
 )
-from nvcli.errors import OutOfMemoryError
+from nvcli.errors import ContextLengthError, OutOfMemoryError
 
 pytestmark = pytest.mark.torch
 
@@ -117,12 +117,15 @@ def test_hints_name_flags_that_exist() -> None:
         "token_tables",
         "model_runner",
         "step_runner",
-        "engine",
+        "core",
     ):
         text = Path(kv_cache.__file__).with_name(f"{name}.py").read_text()
         named = set(re.findall(r"--[a-z][a-z-]+[a-z]", text))
         assert named, f"{name}.py has no hints"
         assert named <= flags
+    too_long = ContextLengthError.of_prompt(9, 8)
+    assert too_long is not None
+    assert set(re.findall(r"--[a-z-]+[a-z]", too_long.hint or "")) == {"--max-model-len"} & flags
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
