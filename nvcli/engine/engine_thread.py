@@ -170,14 +170,13 @@ class EngineThread:
         self._end(error)
 
     def _drain_inbox(self) -> None:
-        """Run what callers asked for; wait for something when there is nothing to step."""
+        """Run what callers asked for; wait for something when there is nothing to step. What comes
+        meanwhile is for the next time: callers may ask faster than this thread does.
+        """
         if not self._engine.has_unfinished:
             self._inbox.get()()
-        while True:
-            try:
-                self._inbox.get_nowait()()
-            except queue.Empty:
-                return
+        for _ in range(self._inbox.qsize()):
+            self._inbox.get_nowait()()
 
     def _hand_out(self, outputs: list[RequestOutput]) -> None:
         by_sink: dict[Sink, list[RequestOutput]] = {}

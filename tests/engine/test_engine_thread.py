@@ -64,6 +64,27 @@ def test_what_is_submitted_together_begins_in_one_step() -> None:
     assert sizes[0] == 6
 
 
+def test_a_step_does_not_wait_until_nobody_asks_for_anything() -> None:
+    engine = make_engine()
+    thread = EngineThread(engine)
+    outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+    asked, first_step = 0, threading.Event()
+    engine.watch_steps(lambda plan, begin, end: first_step.set())
+
+    def ask_again() -> None:
+        nonlocal asked
+        asked += 1
+        if not first_step.is_set() and asked < 10_000:
+            thread.abort("somebody else's")
+            thread._post(ask_again)
+
+    thread._post(ask_again)
+    thread.submit(make_request(max_tokens=2), outputs.put)
+    assert drain(outputs).token_ids == (10, 11)
+    thread.close()
+    assert asked < 10_000
+
+
 def test_invalid_request_raises_in_the_caller() -> None:
     thread = EngineThread(make_engine())
     request = Request(request_id="a", prompt_token_ids=[], params=SamplingParams())
