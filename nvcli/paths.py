@@ -10,6 +10,7 @@ import secrets
 import site
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 
 _NOWHERE = Path(os.devnull)  # no folder: nothing is found below it, nobody can write there
@@ -63,13 +64,14 @@ def why_not_writable(path: Path, *, replaces: bool = False) -> str | None:
     return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
 
 
-def write_whole(path: Path, data: bytes, *, is_synced: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, is_synced: bool = False, mode: int = 0o666) -> None:
     """A file that is never seen half written: until it is whole, what was there stays. is_synced:
-    it is on the disk before this returns. Raises `OSError`, and then leaves nothing behind.
+    it is on the disk before this returns. mode: of the new file, less what the umask takes away.
+    Raises `OSError`, and then leaves nothing behind.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(data)
             if is_synced:
                 file.flush()

@@ -286,6 +286,20 @@ class RequestTimes:
             return None
         return (num_output_tokens - 1) / self.decode_s
 
+    def as_json(self, num_output_tokens: int) -> dict[str, float | None]:
+        """Milliseconds, and the decode speed; null for what did not happen."""
+        values = {
+            f"{name}_ms": None if seconds is None else seconds * 1e3
+            for name, seconds in (
+                ("queue", self.queue_s),
+                ("ttft", self.ttft_s),
+                ("decode", self.decode_s),
+                ("total", self.total_s),
+            )
+        }
+        values["tokens_per_s"] = self.tokens_per_s(num_output_tokens)
+        return {name: None if v is None else round(v, 3) for name, v in values.items()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import stat
 from pathlib import Path
 
 import pytest
 
 from nvcli.models.store import stored_models
-from nvcli.paths import expand_user, home_folder, why_not_writable
+from nvcli.paths import expand_user, home_folder, why_not_writable, write_whole
 from nvcli.repl.store import SessionFile, latest_name
 from nvcli.types import Message
 from tests.cli.conftest import Cli, cli  # noqa: F401 - a fixture
@@ -74,3 +75,40 @@ def test_where_a_file_could_be_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert why_not_writable(file, replaces=True) == f"{tmp_path} cannot be written"
     assert why_not_writable(tmp_path / "new") == f"{tmp_path} cannot be written"
     assert (sorted(tmp_path.iterdir()), file.read_text()) == (before, "mine")
+
+
+@pytest.mark.parametrize(("mode", "kept"), [(0o666, 0o640), (0o600, 0o600)])
+def test_a_file_written_whole_has_its_mode_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, kept: int
+) -> None:
+    """Also where a file of another mode was: what is private is never open to others."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o644)
+    seen = []
+
+    def fsync(_: int) -> None:
+        seen.extend(stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir() if p != path)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    before = os.umask(0o027)
+    try:
+        write_whole(path, b"new", is_synced=True, mode=mode)
+    finally:
+        os.umask(before)
+    assert (seen, stat.S_IMODE(path.stat().st_mode)) == ([kept], kept)
+    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"new", [path])
+
+
+def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "file"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, b"new", is_synced=True)
+    assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])

@@ -7,7 +7,6 @@ same numbers even where no `--seed` was given.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nvcli.batch.sink import OutputError
 from nvcli.errors import UsageError
+from nvcli.paths import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,15 +110,9 @@ class RunMeta:
         """Atomically: a reader sees the old file or the new one. Raises `OutputError`."""
         path = meta_path(output)
         value = {"version": VERSION, "seed": self.seed, "fingerprint": self.fingerprint}
-        temporary = path.with_name(path.name + ".tmp")
         try:
-            with temporary.open("wb") as file:
-                file.write(json.dumps(value, indent=1).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            write_whole(path, json.dumps(value, indent=1).encode() + b"\n", is_synced=True)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
     def check_resumes(self, now: dict[str, Any], seed: int | None) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nvcli.batch.records import Record
     from nvcli.protocol import PreparedPrompt
     from nvcli.text import Tokenizer
-    from nvcli.types import RequestOutput, RequestTimes
+    from nvcli.types import RequestOutput
 
 _SURROGATE = re.compile(r"\\ud[89a-f]")
 _CONTROL = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -164,10 +164,9 @@ class LineWriter:
         every = [output for group in outputs for output in group]
         if len(every) > 1:
             value["choices"] = [self._answer(record, output) for output in every]
-        usage = usage_body(outputs)
-        value["usage"] = usage
-        completion_tokens = first.usage.completion_tokens
-        value["timings"] = None if first.times is None else timings(first.times, completion_tokens)
+        value["usage"] = usage_body(outputs)
+        times, num_tokens = first.times, first.usage.completion_tokens
+        value["timings"] = None if times is None else times.as_json(num_tokens)
         return {**value, "error": None, **_input(record)}
 
     def _answer(self, record: Record, output: RequestOutput) -> dict[str, Any]:
@@ -191,22 +190,6 @@ class LineWriter:
             answer["token_ids"] = list(output.token_ids)
         answer["finish_reason"] = output.finish_reason
         return answer
-
-
-def timings(times: RequestTimes, num_tokens: int) -> dict[str, float | None]:
-    """Milliseconds, and the decode speed; null for what has no value."""
-
-    def ms(seconds: float | None) -> float | None:
-        return None if seconds is None else round(seconds * 1000, 3)
-
-    speed = times.tokens_per_s(num_tokens)
-    return {
-        "queue_ms": ms(times.queue_s),
-        "ttft_ms": ms(times.ttft_s),
-        "decode_ms": ms(times.decode_s),
-        "total_ms": ms(times.total_s),
-        "tokens_per_s": None if speed is None else round(speed, 2),
-    }
 
 
 def _input(record: Record | Failure) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from nvcli.errors import NvcliError
 from nvcli.repl.screen import Screen, repair, unbroken, visible
 from nvcli.repl.wrap import wrap
+from nvcli.types import RequestTimes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from nvcli.types import RequestTimes, Usage
+    from nvcli.types import RequestOutput
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -164,30 +165,18 @@ def dump_json(value: object) -> str:
     return _UNSAFE_IN_JSON.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
 
 
-def usage_json(usage: Usage) -> dict[str, Any]:
-    """OpenAI's `usage` object."""
+def figures_json(output: RequestOutput) -> dict[str, Any]:
+    """What an output cost: OpenAI's `usage` object, and `timings`."""
+    usage = output.usage
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }
-
-
-def timings_json(times: RequestTimes | None, num_output_tokens: int) -> dict[str, float | None]:
-    """Durations in milliseconds and the decode speed; null for what did not happen."""
-
-    def ms(seconds: float | None) -> float | None:
-        return None if seconds is None else round(seconds * 1e3, 3)
-
-    speed = times.tokens_per_s(num_output_tokens) if times else None
-    return {
-        "queue_ms": ms(times.queue_s) if times else None,
-        "ttft_ms": ms(times.ttft_s) if times else None,
-        "decode_ms": ms(times.decode_s) if times else None,
-        "total_ms": ms(times.total_s) if times else None,
-        "tokens_per_s": None if speed is None else round(speed, 3),
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.total_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        },
+        "timings": (output.times or RequestTimes(0.0)).as_json(usage.completion_tokens),
     }
 
 

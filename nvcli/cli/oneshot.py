@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nvcli.cli import chat as chat_command
-from nvcli.cli.console import dump_json, is_terminal, print_text, timings_json, usage_json
+from nvcli.cli.console import dump_json, figures_json, is_terminal, print_text
 from nvcli.cli.sessions import open_session, open_tools
 from nvcli.errors import ContextLengthError, InterruptedRunError, NvcliError, RequestError
 from nvcli.repl.command_turns import code_blocks
@@ -218,8 +218,7 @@ def answer_json(model: str, output: RequestOutput) -> dict[str, Any]:
         "thinking": output.reasoning,
         "tool_calls": [call_json(call) for call in output.tool_calls],
         "finish_reason": str(output.finish_reason or FinishReason.ABORT),
-        "usage": usage_json(output.usage),
-        "timings": timings_json(output.times, output.usage.completion_tokens),
+        **figures_json(output),
     }
 
 
@@ -239,8 +238,7 @@ def _write_statistics(options: ChatOptions, llm: ChatModel, output: RequestOutpu
     value = {
         "command": "chat",
         "model": llm.model_name,
-        "usage": usage_json(output.usage),
-        "timings": timings_json(output.times, output.usage.completion_tokens),
+        **figures_json(output),
         "engine": asdict(stats) if is_plain else None,
     }
     assert options.stats_json is not None, "the flag was given"

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import UsageError, meant
-from nvcli.paths import state_folder
+from nvcli.paths import state_folder, write_whole
 from nvcli.text import message_json, repair_surrogates
 from nvcli.types import Message, ToolCall
 
@@ -88,7 +87,8 @@ class SessionFile:
         if is_longer and self.path.exists():
             _append(self.path, lines[len(known) :])
         elif lines:
-            replace_file(self.path, "".join(lines))
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(self.path, "".join(lines).encode(), mode=0o600)
         else:
             self.path.unlink(missing_ok=True)
         self._lines = lines
@@ -116,19 +116,6 @@ class SessionFile:
 def _append(path: Path, lines: Sequence[str]) -> None:
     with path.open("a", encoding="utf-8") as out:
         out.write("".join(lines))
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a private file whole, or leave the old one as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as out:
-            out.write(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # --- messages as OpenAI writes them --------------------------------------------------------------

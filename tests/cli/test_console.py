@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from nvcli.cli.console import ColorMode, Spinner, dump_json, timings_json, wants_color
+from nvcli.cli.console import ColorMode, Spinner, dump_json, figures_json, wants_color
 from nvcli.repl.screen import ControlFilter, Screen, repair, visible
-from nvcli.types import RequestTimes
+from nvcli.types import RequestOutput, RequestTimes
 from tests.waiting import until
 
 AUTO, ALWAYS, NEVER = ColorMode.AUTO, ColorMode.ALWAYS, ColorMode.NEVER
@@ -50,12 +50,12 @@ def test_json_has_no_raw_control_or_line_separator() -> None:
 
 
 def test_timings_are_null_for_what_did_not_happen() -> None:
-    assert set(timings_json(None, 3).values()) == {None}
-    times = timings_json(RequestTimes(1.0, 1.5, 2.0, 4.0), 5)
+    assert set(figures_json(RequestOutput(request_id="a"))["timings"].values()) == {None}
+    times = RequestTimes(1.0, 1.5, 2.0, 4.0).as_json(5)
     assert times == {
         "queue_ms": 500, "ttft_ms": 1000, "decode_ms": 2000, "total_ms": 3000, "tokens_per_s": 2,
     }  # fmt: skip
-    assert timings_json(RequestTimes(1.0, 1.0, 2.0, 2.0), 1)["tokens_per_s"] is None
+    assert RequestTimes(1.0, 1.0, 2.0, 2.0).as_json(1)["tokens_per_s"] is None
 
 
 def test_controls_become_visible() -> None:

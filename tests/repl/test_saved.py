@@ -144,10 +144,10 @@ def test_tools_and_thinking_come_back() -> None:
 
 
 def test_a_full_disk_is_told_once(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "replace_file", fail)
+    monkeypatch.setattr(store, "write_whole", fail)
     ask(typed, "a")
     assert "No space left on device" in typed.out.getvalue()
     ask(typed, "b")
@@ -176,7 +176,7 @@ def test_names_are_ordered_by_time(typed: Typed, folder: Path) -> None:
     assert store.latest_name() == "new"
 
 
-def full_disk(*_: object) -> None:
+def full_disk(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
 
@@ -185,7 +185,7 @@ def test_a_name_that_cannot_be_written_loses_nothing(
 ) -> None:
     ask(typed, "a")
     with monkeypatch.context() as patch:
-        patch.setattr(store, "replace_file", full_disk)
+        patch.setattr(store, "write_whole", full_disk)
         for line in ("/save second", "/fork second", "/fork second"):  # told each time
             assert "error: the conversation is not saved in" in typed(line)
     assert lines("first") == [["a", "One."]]
