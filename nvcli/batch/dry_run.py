@@ -7,7 +7,6 @@ touched and torch is not imported.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,11 +19,13 @@ from nvcli.batch.progress import format_duration
 from nvcli.batch.records import Failure, Record, failed, failure_of, identify, parse_record
 from nvcli.batch.rows import read_rows
 from nvcli.batch.spelling import Teller
-from nvcli.errors import ContextLengthError, NvcliError
-from nvcli.protocol.pooling import EmbeddingRequest
+from nvcli.errors import ContextLengthError, InvalidParameterError, NvcliError
+from nvcli.protocol.pooling import EmbeddingRequest, check_dimensions
 from nvcli.text.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
     from nvcli.models.config import ModelConfig
@@ -38,6 +39,7 @@ _FLOPS_PER_S = 4.0e14
 _BYTES_PER_S = 3.6e12
 _STEP_S = 1.0e-3
 _SEQUENCE_S = 8.0e-6
+_ID_FIELDS = ("logit_bias", "allowed_token_ids", "stop_token_ids")
 _MAX_NUM_SEQS = 256  # that run at once
 _DTYPE_BYTES = 2
 
@@ -148,7 +150,7 @@ def dry_run(
             elif isinstance(record, Failure):
                 _add_bad(found, record)
             else:
-                _add(found, record, tokenizer, max_model_len)
+                _add(found, record, model, tokenizer, max_model_len)
         if scope.is_over:
             break
     found.estimate_s = estimate(found, model)
@@ -161,27 +163,41 @@ def _add_bad(found: DryRun, failure: Failure) -> None:
         found.bad.append(failure)
 
 
-def _add(found: DryRun, record: Record, tokenizer: Tokenizer | None, max_model_len: int) -> None:
+def _check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """In the engine's words; that looks at them with numpy, which a dry run does not import."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidParameterError(
+                f"{param} holds token id {token_id}; the vocabulary ends at {vocab_size - 1}",
+                param=param,
+            )
+
+
+def _add(
+    found: DryRun,
+    record: Record,
+    model: ModelConfig,
+    tokenizer: Tokenizer | None,
+    max_model_len: int,
+) -> None:
+    """What the engine would refuse is refused here, in its order and its words."""
+    known = model.vocab_size if tokenizer is None else min(model.vocab_size, tokenizer.size)
+    asked, limit = record.request, record.sampling.get("max_tokens")
     try:
         prompts = prepare_prompts(record, tokenizer, max_model_len)
+        if isinstance(asked, EmbeddingRequest):
+            check_dimensions(asked, model.hidden_size)
+            limit = 0
+        for prompt in prompts:
+            size = len(prompt.token_ids)
+            if too_long := ContextLengthError.of_prompt(size, max_model_len, needs_room=limit != 0):
+                raise too_long
+            _check_ids("prompt", prompt.token_ids, known)
+            for name in _ID_FIELDS:
+                _check_ids(name, record.sampling.get(name) or (), known)
     except NvcliError as error:
-        _add_bad(found, failed(record, error.code, str(error)))
+        _add_bad(found, failure_of(record, error))
         return
-    ids = [token_id for prompt in prompts for token_id in prompt.token_ids]
-    size = sys.maxsize if tokenizer is None else tokenizer.size
-    outside = next((token_id for token_id in ids if not 0 <= token_id < size), None)
-    if outside is not None:
-        end = "" if tokenizer is None else f"; the vocabulary ends at {size - 1}"
-        message = f"prompt holds token id {outside}{end}"
-        _add_bad(found, failed(record, "invalid_parameter", message))
-        return
-    is_embedding = isinstance(record.request, EmbeddingRequest)
-    limit = 0 if is_embedding else record.sampling.get("max_tokens")
-    for prompt in prompts:
-        size = len(prompt.token_ids)
-        if too_long := ContextLengthError.of_prompt(size, max_model_len, needs_room=limit != 0):
-            _add_bad(found, failure_of(record, too_long))
-            return
     found.num_good += 1
     found.kinds[str(record.kind)] += 1
     found.num_unlimited += limit is None

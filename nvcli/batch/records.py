@@ -37,6 +37,8 @@ from nvcli.protocol import (
     parse_chat,
     parse_completion,
 )
+from nvcli.protocol.fields import is_integer
+from nvcli.protocol.sampling import check_sampling
 from nvcli.text.unicode import repair_surrogates
 
 if TYPE_CHECKING:
@@ -147,9 +149,11 @@ def _keys_of(value: Mapping[str, Any], prompt_field: str | None) -> dict[Kind, s
     return given or dict(list(present.items())[:1])
 
 
-def _given_id(value: object, name: str) -> tuple[str | None, Problem | None]:
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**40:
-        return str(value), None
+def _given_id(value: Any, name: str) -> tuple[str | None, Problem | None]:
+    if is_integer(value):
+        if abs(value) < 10**40:
+            return str(value), None
+        return None, Problem("invalid_id", f"{name} has over 40 digits; write it as text")
     if value is None:
         return None, None
     if not isinstance(value, str):
@@ -242,6 +246,7 @@ def _read(row: Row, kind: Kind, options: BatchOptions, *, record_id: str, index:
             is_thinking = request.thinking.enabled
         if not is_thinking:
             sampling.pop("thinking_budget", None)
+    check_sampling(sampling)  # the record's own and the run's may contradict each other
     return make(request, sampling, is_thinking, responses, url, body)
 
 

@@ -101,12 +101,22 @@ class Fields:
         value = self.get(field)
         if value is None:
             return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
+        number = self._whole(field, value)
+        if (low is not None and number < low) or (high is not None and number > high):
+            self.fail(field, f"must be {_range(low, high)}, got {_short(number)}")
+        return number
+
+    def _whole(self, field: str, value: object) -> int:
+        """JSON has one kind of number: 5.0 is 5. A number beyond all floats, 1e400, arrives as
+        infinity."""
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                self.fail(field, "must be a finite number")
+            if not value.is_integer():
+                self.fail(field, f"must be a whole number, got {value}")
+            return int(value)
         self._typed(field, is_integer(value), value, "a whole number")
-        if (low is not None and value < low) or (high is not None and value > high):
-            self.fail(field, f"must be {_range(low, high)}, got {_short(value)}")
-        return value  # type: ignore[no-any-return]
+        return value  # type: ignore[return-value]
 
     def number(
         self, field: str, low: float | None = None, high: float | None = None
@@ -149,20 +159,20 @@ class Fields:
         return self.object(field) or Fields({}, self.name(field))
 
     def integers(self, field: str) -> tuple[int, ...] | None:
-        return self._items(field, is_integer, "a whole number")
+        return self._items(field, self._whole)
 
     def texts(self, field: str) -> tuple[str, ...] | None:
-        return self._items(field, lambda value: isinstance(value, str), "text")
+        def text(place: str, value: Any) -> str:
+            self._typed(place, isinstance(value, str), value, "text")
+            return value  # type: ignore[no-any-return]
 
-    def _items(
-        self, field: str, is_right: Callable[[Any], bool], kind: str
-    ) -> tuple[Any, ...] | None:
+        return self._items(field, text)
+
+    def _items(self, field: str, read: Callable[[str, Any], T]) -> tuple[T, ...] | None:
         values = self.array(field)
         if values is None:
             return None
-        for i, value in enumerate(values):
-            self._typed(f"{field}[{i}]", is_right(value), value, kind)
-        return tuple(values)
+        return tuple(read(f"{field}[{i}]", value) for i, value in enumerate(values))
 
     # --- the whole --------------------------------------------------------------------------------
 
@@ -218,5 +228,5 @@ def _short(value: object) -> str:
 
 def _range(low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
-        return f"from {low:g} to {high:g}"
-    return f"at least {low:g}" if low is not None else f"at most {high:g}"
+        return f"from {low} to {high}"
+    return f"at least {low}" if low is not None else f"at most {high}"

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvcli.batch.options import InputFormat
-from nvcli.batch.records import identify
+from nvcli.batch.options import BatchOptions, InputFormat
+from nvcli.batch.records import Failure, identify, parse_record
 from nvcli.batch.rows import Row, _csv_rows, detect_format, read_rows
 from nvcli.batch.source import InputError, Line
 from nvcli.errors import UsageError
@@ -63,6 +63,25 @@ def test_bad_json_costs_its_own_line(tmp_path: Path, line: bytes, code: str, par
     assert problem.code == code
     assert part in problem.message
     assert "\n" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"prompt": "a", "max_tokens": 1e400}', "max_tokens must be a finite number"),
+        (b'{"prompt": "a", "temperature": -1e400}', "temperature must be a finite number"),
+        (b'{"prompt": "a", "top_k": 5.5}', "top_k must be a whole number, got 5.5"),
+        (b'{"prompt": "a", "id": 5.5}', "id must be text or a whole number"),
+        (b'{"prompt": "a", "id": 1%b}' % (b"0" * 40), "id has over 40 digits; write it as text"),
+    ],
+)
+def test_numbers_that_are_none_of_ours(tmp_path: Path, line: bytes, said: str) -> None:
+    options = BatchOptions(input="-")
+    for flag in (True, False):
+        (row,) = rows(tmp_path, line, is_exact=flag)
+        record = parse_record(row, identify(row), options, record_id="a", index=0)
+        assert isinstance(record, Failure)
+        assert record.message == said
 
 
 @pytest.mark.parametrize(

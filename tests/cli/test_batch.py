@@ -145,6 +145,42 @@ def test_a_dry_run_looks_at_the_output(cli: Cli, checkpoint: Path, tmp_path: Pat
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.torch
+def test_a_dry_run_finds_what_the_run_would(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    """And says it in the same words, also of a record that is wrong in several ways."""
+    outside, long = [1, 5000], [5000] * 3000
+
+    def asked(url: str, **body: object) -> object:
+        return {"custom_id": f"{url} {body}"[:99], "url": f"/v1/{url}", "body": body}
+
+    records = [
+        {"prompt": "hello"},
+        {"prompt": outside},
+        {"prompt": long},
+        {"prompt": "x " * 2000, "stop_token_ids": [5000]},
+        {"prompt": "a", "stop_token_ids": [2, 5000], "logit_bias": {"6000": 1}},
+        {"prompt": "a", "allowed_token_ids": [5000], "stop_token_ids": [7000]},
+        {"prompt": outside, "logit_bias": {"6000": 1}},
+        {"prompt": "a", "min_tokens": 9},
+        asked("completions", prompt=[outside, long]),
+        asked("completions", prompt=[[1], [2] * 3000, outside]),
+        asked("embeddings", input=outside),
+        asked("embeddings", input=[outside, long]),
+        asked("embeddings", input=outside, dimensions=4096),
+        asked("embeddings", input=[3, 4]),
+    ]
+    source = write_lines(tmp_path / "in.jsonl", records)
+    out = tmp_path / "out.jsonl"
+    args = ["batch", str(source), "-m", str(checkpoint), "--max-tokens", "4"]
+    told = cli(*args, "--dry-run")
+    assert (told.code, told.err) == (4, "")
+    assert cli(*args, "-o", str(out), "--attach", "never").code == 4
+    errors = [line["error"] for line in read_lines(out)]
+    said = [f"line {e['line']}: {e['code']}: {e['message']}" for e in errors if e is not None]
+    assert [line for line in told.out.split("\n") if line.startswith("line ")] == said
+    assert len(said) == len(records) - 2
+
+
 def nvcli(*args: str | Path) -> list[str]:
     return [sys.executable, "-m", "nvcli", *map(str, args)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -334,6 +335,64 @@ def test_a_limit_has_one_bound_and_one_message(limit: int) -> None:
     if limit:  # 0 computes a prompt alone
         with pytest.raises(InvalidParameterError, match=r"^max_tokens .* at least 1, got -"):
             SamplingParams(max_tokens=limit)
+
+
+def complete(**fields: Any) -> object:
+    return parse_completion({"prompt": "a", **fields})
+
+
+read_rerank = partial(parse_rerank, is_strict=False, returns_documents=False)
+
+WHOLE_NUMBERS: list[tuple[Callable[..., Any], str]] = [
+    *((chat, name) for name in ("max_tokens", "max_completion_tokens", "top_k", "min_tokens")),
+    *((chat, name) for name in ("seed", "n", "prompt_logprobs", "priority", "thinking_budget")),
+    *((complete, name) for name in ("max_tokens", "best_of", "logprobs")),
+    (complete, "truncate_prompt_tokens"),
+    (lambda **more: chat(logprobs=True, **more), "top_logprobs"),
+    (lambda **more: parse_responses({"input": "a", **more}), "max_output_tokens"),
+    (lambda **more: parse_messages_request({"messages": USER, "max_tokens": 9, **more}), "top_k"),
+    (lambda **more: parse_embedding({"input": "a", **more}, hidden_size=64), "dimensions"),
+    (lambda **more: read_rerank({"query": "a", "documents": ["b"], **more}), "top_n"),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (math.inf, "a finite number"),  # 1e400 in JSON
+        (-math.inf, "a finite number"),
+        (math.nan, "a finite number"),
+        (5.5, "a whole number, got 5.5"),
+        ("5", "a whole number, got text"),
+        (True, "a whole number, got a boolean"),
+        ([5], "a whole number, got a list"),
+    ],
+)
+def test_what_is_no_whole_number_is_told_as_what_it_is(value: object, rule: str) -> None:
+    for read, name in WHOLE_NUMBERS:
+        with pytest.raises(InvalidParameterError) as caught:
+            read(**{name: value})
+        assert (caught.value.message, caught.value.param) == (f"{name} must be {rule}", name)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        with pytest.raises(InvalidParameterError) as caught:
+            chat(**{name: [1, value]})
+        assert caught.value.message == f"{name}[1] must be {rule}"
+
+
+def test_a_whole_number_may_be_written_as_a_float() -> None:
+    for read, name in WHOLE_NUMBERS:
+        low = 32.0 if name == "dimensions" else 1.0
+        assert read(**{name: low}) == read(**{name: int(low)})
+    ids = chat(stop_token_ids=[5.0, 6]).sampling["stop_token_ids"]
+    assert (ids, {type(token_id) for token_id in ids}) == ((5, 6), {int})
+    assert chat(max_tokens=1e20) == chat(max_tokens=10**20)
+    for huge in (1e20, 10**20):
+        with pytest.raises(
+            InvalidParameterError, match=r"seed must be .*, got 100000000000000000000$"
+        ):
+            chat(seed=huge)
+    with pytest.raises(InvalidParameterError, match=r"^priority must be from -2147483648 to 2147"):
+        chat(priority=2**40)
 
 
 @pytest.mark.parametrize("asks", [{"echo": True}, {"prompt_logprobs": 0}])
