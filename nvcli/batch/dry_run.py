@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nvcli.batch.feed import prepare_prompts
-from nvcli.batch.identity import IdRegistry
-from nvcli.batch.options import OnDuplicate, Scope
 from nvcli.batch.prescan import MAX_LISTED, Duplicate
 from nvcli.batch.progress import format_duration
-from nvcli.batch.records import Failure, Record, failed, failure_of, identify, parse_record
-from nvcli.batch.rows import read_rows
+from nvcli.batch.records import Failure, Record, failed, failure_of
 from nvcli.batch.spelling import Teller
+from nvcli.batch.walk import walk
 from nvcli.errors import ContextLengthError, InvalidParameterError, NvcliError
 from nvcli.protocol.pooling import EmbeddingRequest, check_dimensions
 from nvcli.text.words import counted
@@ -128,31 +126,24 @@ def dry_run(
     existing: the output that a run would go on with; what is in it costs nothing.
     """
     found = DryRun()
-    ids = IdRegistry(options.on_duplicate)
-    scope = Scope(options)
     teller = Teller(found.doubts.append)
-    for index, row in enumerate(
-        read_rows(options.input, options.input_format, options.prompt_field)
-    ):
-        identity = identify(row, options.prompt_field)
-        assigned = ids.assign(identity.given_id, row.identity, line=row.line, index=index)
-        if scope.takes(index):
-            found.num_records += 1
-            record = parse_record(row, identity, options, record_id=assigned.id, index=index)
-            if isinstance(record, Record):
-                teller.add(row.line, record.doubts)
-            if assigned.first_line is not None and options.on_duplicate is OnDuplicate.ERROR:
-                duplicate = Duplicate(assigned.id, assigned.first_line, row.line)
-                found.duplicates.append(duplicate)
-                _add_bad(found, failed(record, "duplicate_id", str(duplicate)))
-            elif existing is not None and assigned.key in existing.finished:
-                found.num_resumed += 1
-            elif isinstance(record, Failure):
-                _add_bad(found, record)
-            else:
-                _add(found, record, model, tokenizer, max_model_len)
-        if scope.is_over:
-            break
+    for item in walk(options, existing):
+        if not item.is_wanted:
+            continue
+        found.num_records += 1
+        record = item.parse()
+        if isinstance(record, Record):
+            teller.add(record.line, record.doubts)
+        if item.assigned.first_line is not None:
+            duplicate = Duplicate(record.id, item.assigned.first_line, record.line)
+            found.duplicates.append(duplicate)
+            _add_bad(found, failed(record, "duplicate_id", str(duplicate)))
+        elif item.is_finished:
+            found.num_resumed += 1
+        elif isinstance(record, Failure):
+            _add_bad(found, record)
+        else:
+            _add(found, record, model, tokenizer, max_model_len)
     found.estimate_s = estimate(found, model)
     return found
 

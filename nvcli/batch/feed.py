@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.batch.attached import HttpEngine
-from nvcli.batch.identity import IdRegistry, record_seed
-from nvcli.batch.options import Scope
+from nvcli.batch.identity import record_seed
 from nvcli.batch.prescan import can_prescan
-from nvcli.batch.records import Failure, Record, failed, failure_of, identify, parse_record
-from nvcli.batch.rows import read_rows
+from nvcli.batch.records import Failure, Record, failed, failure_of
 from nvcli.batch.spelling import Teller
+from nvcli.batch.walk import walk
 from nvcli.errors import NvcliError, UsageError
 from nvcli.protocol import (
     ChatRequest,
@@ -197,35 +196,25 @@ class Feed:
         self._put(end)
 
     def _items(self, end: FeedEnd) -> Iterator[Prepared | Failed]:
-        options = self._options
-        ids = IdRegistry(options.on_duplicate)
-        scope = Scope(options)
-        rows = read_rows(options.input, options.input_format, options.prompt_field)
         position = 0
-        for index, row in enumerate(rows):
+        for item in walk(self._options, self._existing):
             end.num_records += 1
-            identity = identify(row, options.prompt_field)
-            assigned = ids.assign(identity.given_id, row.identity, line=row.line, index=index)
-            is_wanted = scope.takes(index)
-            if is_wanted and not self._is_finished(assigned.key):
+            if item.is_wanted and not item.is_finished:
                 self._slots.acquire()
                 if self._is_stopped:
                     return
-                checked = parse_record(row, identity, options, record_id=assigned.id, index=index)
-                if assigned.first_line is not None:
-                    message = f"id {checked.id[:80]!r} is that of line {assigned.first_line}"
+                checked, first_line = item.parse(), item.assigned.first_line
+                if first_line is not None:
+                    message = f"id {checked.id[:80]!r} is that of line {first_line}"
                     checked = failed(checked, "duplicate_id", message)
                 if isinstance(checked, Failure):
-                    if options.is_strict:
+                    if self._options.is_strict:
                         raise UsageError(f"line {checked.line}: {checked.message}")
                     yield Failed(position, checked)
                 else:
                     if self._teller is not None:
-                        self._teller.add(row.line, checked.doubts)
+                        self._teller.add(checked.line, checked.doubts)
                     yield self._preparer.prepare(checked, position)
                 position += 1
-            if scope.is_over or self._is_stopped:
+            if self._is_stopped:
                 return
-
-    def _is_finished(self, key: bytes) -> bool:
-        return self._existing is not None and key in self._existing.finished

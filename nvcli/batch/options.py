@@ -137,31 +137,18 @@ class BatchOptions:
     def is_stdin(self) -> bool:
         return self.input == "-"
 
-
-@dataclass(slots=True)
-class Scope:
-    """Which records of the input this run is about: skip, then shard, then limit. Indices stay
-    those of the whole input."""
-
-    options: BatchOptions
-    num_taken: int = 0
+    # --- which records of the input: skip, then shard, then limit --------------------------------
 
     def takes(self, index: int) -> bool:
-        """Whether this record is in; to be asked once for each, in order."""
-        shard = self.options.shard
-        if index < self.options.skip or index % shard.count != shard.number - 1 or self.is_over:
-            return False
-        self.num_taken += 1
-        return True
+        """Whether the record is in. Indices are those of the whole input."""
+        place, rest = self._place(index)
+        return place >= 0 and rest == 0 and (self.limit is None or place < self.limit)
 
-    def covers(self, index: int) -> bool:
-        """What `takes` would say, asked alone."""
-        options, shard = self.options, self.options.shard
-        first = options.skip + (shard.number - 1 - options.skip) % shard.count
-        place, rest = divmod(index - first, shard.count)
-        return place >= 0 and rest == 0 and (options.limit is None or place < options.limit)
+    def ends_at(self, index: int) -> bool:
+        """Whether none behind this record is in."""
+        return self.limit is not None and self._place(index)[0] >= self.limit - 1
 
-    @property
-    def is_over(self) -> bool:
-        limit = self.options.limit
-        return limit is not None and self.num_taken >= limit
+    def _place(self, index: int) -> tuple[int, int]:
+        """Which of the shard's records that are not skipped, and how far behind it."""
+        first = self.skip + (self.shard.number - 1 - self.skip) % self.shard.count
+        return divmod(index - first, self.shard.count)

@@ -10,18 +10,16 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from nvcli.batch.identity import IdRegistry
-from nvcli.batch.options import OnDuplicate, Scope
-from nvcli.batch.records import Failure, Identity, Kind, Record, find_doubts, identify, parse_record
-from nvcli.batch.rows import read_rows
+from nvcli.batch.records import Failure, Kind, Record, find_doubts
 from nvcli.batch.spelling import Teller
+from nvcli.batch.walk import walk
 from nvcli.errors import UsageError
 
 if TYPE_CHECKING:
     from nvcli.batch.existing import ExistingOutput
     from nvcli.batch.options import BatchOptions
-    from nvcli.batch.rows import Row
     from nvcli.batch.spelling import Doubt
+    from nvcli.batch.walk import Found
 
 MAX_LISTED = 20
 MAX_KEY_SETS = 1000  # of bodies, that are looked at
@@ -53,7 +51,7 @@ class Prescan:
 
     def check(self, options: BatchOptions) -> None:
         """Raises `UsageError` for duplicates, and for bad lines under `--strict`."""
-        if self.duplicates and options.on_duplicate is OnDuplicate.ERROR:
+        if self.duplicates:
             more = f" ({self.num_duplicates} duplicates in all)" if self.num_duplicates > 1 else ""
             raise UsageError(
                 f"{options.input}: {self.duplicates[0]}{more}",
@@ -84,53 +82,46 @@ def can_prescan(path: str) -> bool:
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
-def prescan(options: BatchOptions, existing: ExistingOutput | None = None) -> Prescan:
+def prescan(options: BatchOptions, existing: ExistingOutput | None) -> Prescan:
     """Read the input once: JSON, kinds and ids; under `--strict` every field that needs no model.
 
     Raises what `read_rows` raises.
     """
     found = Prescan()
-    ids = IdRegistry(options.on_duplicate)
-    scope = Scope(options)
     teller = Teller(found.doubts.append)
-    bodies = _Bodies(options)
-    rows = read_rows(
-        options.input, options.input_format, options.prompt_field, is_exact=options.is_strict
-    )
-    for index, row in enumerate(rows):
+    bodies = _Bodies()
+    for item in walk(options, existing, is_exact=options.is_strict):
+        row, identity, assigned = item.row, item.identity, item.assigned
         found.num_records += 1
-        identity = identify(row, options.prompt_field)
-        assigned = ids.assign(identity.given_id, row.identity, line=row.line, index=index)
         if assigned.first_line is not None:
             found.num_duplicates += 1
             if len(found.duplicates) < MAX_LISTED:
                 duplicate = Duplicate(assigned.id, assigned.first_line, row.line)
                 found.duplicates.append(duplicate)
-        if scope.takes(index):
-            found.num_left += existing is None or assigned.key not in existing.finished
-            if options.is_strict or identity.problem is not None:
-                checked = parse_record(row, identity, options, record_id=assigned.id, index=index)
-                if isinstance(checked, Failure):
-                    found.num_bad += 1
-                    if len(found.bad) < MAX_LISTED:
-                        found.bad.append(checked)
-            elif identity.kind is Kind.OPENAI:
-                teller.add(row.line, bodies.doubts(row, identity))
-            elif identity.kind is not None:
-                teller.add(row.line, find_doubts(row, identity.kind, options))
-        if scope.is_over:
-            break
+        if not item.is_wanted:
+            continue
+        found.num_left += not item.is_finished
+        if options.is_strict or identity.problem is not None:
+            checked = item.parse()
+            if isinstance(checked, Failure):
+                found.num_bad += 1
+                if len(found.bad) < MAX_LISTED:
+                    found.bad.append(checked)
+        elif identity.kind is Kind.OPENAI:
+            teller.add(row.line, bodies.doubts(item))
+        elif identity.kind is not None:
+            teller.add(row.line, find_doubts(row, identity.kind, options))
     return found
 
 
 class _Bodies:
     """Which fields of a body nobody reads takes a look at all of it: one for each set of keys."""
 
-    def __init__(self, options: BatchOptions) -> None:
-        self._options = options
+    def __init__(self) -> None:
         self._seen: set[int] = set()  # hashes: a key may be long
 
-    def doubts(self, row: Row, identity: Identity) -> tuple[Doubt, ...]:
+    def doubts(self, item: Found) -> tuple[Doubt, ...]:
+        row = item.row
         body = row.value.get("body")
         if not isinstance(body, dict):
             return ()
@@ -138,5 +129,5 @@ class _Bodies:
         if keys in self._seen or len(self._seen) >= MAX_KEY_SETS:
             return ()
         self._seen.add(keys)
-        checked = parse_record(row, identity, self._options, record_id="", index=0)
+        checked = item.parse()
         return checked.doubts if isinstance(checked, Record) else ()

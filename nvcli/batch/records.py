@@ -184,9 +184,8 @@ def parse_record(
         if record.doubts and options.is_strict:
             return failed(record, "unknown_field", record.doubts[0].text)
         return record
-    failure = Failure(index, row.line, record_id, kind, error.code, str(error), error.http_status)
-    failure.param, failure.echo = error.param, echo
-    return failure
+    said = (error.code, str(error), error.http_status, error.param)
+    return Failure(index, row.line, record_id, kind, *said, echo)
 
 
 def find_doubts(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.batch import existing as existing_output
 from nvcli.batch.fingerprint import RunMeta, meta_path
-from nvcli.batch.options import Order, OutputFormat, Scope
+from nvcli.batch.options import Order, OutputFormat
 from nvcli.batch.sink import LineSink, OutputError
 from nvcli.errors import UsageError
 from nvcli.paths import why_not_writable
@@ -86,7 +86,7 @@ class Target:
             elif output.exists() and output.stat().st_size > 0:
                 existing_output.repair_tail(output, is_ours=not options.append)
             if self.existing is not None and self.existing.num_dropped:
-                existing_output.drop_errors(output, Scope(options).covers)
+                existing_output.drop_errors(output, options.takes)
             meta = RunMeta(seed, description or {})
             is_kept = options.append or options.output_format is OutputFormat.TEXT
             if not is_kept and meta != self.meta:
@@ -100,7 +100,7 @@ class Target:
             self.existing = existing_output.scan(
                 output,
                 options.on_duplicate,
-                drops_error_at=Scope(options).covers if options.retry_errors else lambda _: False,
+                drops_error_at=options.takes if options.retry_errors else lambda _: False,
             )
 
     def close(self) -> None:

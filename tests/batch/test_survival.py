@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.rows import write_row
 from nvcli.batch.existing import repair_tail
-from nvcli.batch.options import BatchOptions, OnDuplicate, Order, Scope, Shard
+from nvcli.batch.options import BatchOptions, OnDuplicate, Order, Shard
 from nvcli.batch.sink import LineSink, OutputError, OutputLock
 from nvcli.errors import UsageError
 from tests.batch.support import (
@@ -229,16 +229,19 @@ def test_retry_errors_leaves_what_is_out_of_scope(tmp_path: Path, scope: dict[st
     before = essences(out)
     ran = run_here(source, out, retry_errors=True, **scope)
     assert essences(out) == before
-    covered = [i for i in range(12) if Scope(BatchOptions(input="x", **scope)).covers(i)]
+    covered = [i for i in range(12) if BatchOptions(input="x", **scope).takes(i)]
     assert len(ran.engine.engine.admitted) == sum(i % 2 for i in covered)
 
 
 @pytest.mark.parametrize("scope", [{}, {"limit": 4}, {"skip": 5, "limit": 3}, {"skip": 7}])
 @pytest.mark.parametrize("shard", [Shard(1, 1), Shard(1, 3), Shard(3, 4)])
-def test_scope_alone_and_in_order_agree(scope: dict[str, Any], shard: Shard) -> None:
+def test_skip_then_shard_then_limit(scope: dict[str, Any], shard: Shard) -> None:
     options = BatchOptions(input="x", shard=shard, **scope)
-    walk, alone = Scope(options), Scope(options)
-    assert [walk.takes(i) for i in range(40)] == [alone.covers(i) for i in range(40)]
+    left = list(range(40))[options.skip :]
+    wanted = [i for i in left if i % shard.count == shard.number - 1][: options.limit]
+    assert [i for i in range(40) if options.takes(i)] == wanted
+    ends = [i for i in range(40) if options.ends_at(i)]
+    assert ends == ([] if options.limit is None else list(range(wanted[-1], 40)))
 
 
 def test_completion_order_resumed_in_input_order_is_sorted(tmp_path: Path) -> None:
