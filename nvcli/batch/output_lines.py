@@ -32,7 +32,6 @@ from nvcli.protocol import (
 )
 from nvcli.protocol.pooling import EmbeddingRequest, unit_vector
 from nvcli.text import call_json, repair_surrogates
-from nvcli.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from nvcli.batch.records import Record
     from nvcli.protocol import PreparedPrompt
     from nvcli.text import Tokenizer
-    from nvcli.types import RequestOutput
+    from nvcli.types import RequestOutput, SamplingParams
 
 _SURROGATE = re.compile(r"\\ud[89a-f]")
 _CONTROL = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -92,7 +91,7 @@ class LineWriter:
         record: Record,
         prompts: Sequence[PreparedPrompt],
         outputs: Sequence[Sequence[RequestOutput]],
-        params: SamplingParams | None = None,
+        params: SamplingParams,
     ) -> bytes:
         """The line of a record whose outputs are all there: for each prompt, the n in order.
 
@@ -102,7 +101,7 @@ class LineWriter:
             return text_line(outputs[0][0].text)
         if not self._is_openai(record.kind):
             return encode_line(self._simple(record, outputs))
-        body = self._body(record, prompts, outputs, params or SamplingParams())
+        body = self._body(record, prompts, outputs, params)
         response = {"status_code": 200, "request_id": _short_id("req-", record), "body": body}
         return encode_line(self._envelope(record, response, None))
 

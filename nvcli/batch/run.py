@@ -100,7 +100,7 @@ class BatchRun:
         counts: Counts,
         progress: ShowsProgress,
         seed: int,
-        existing: ExistingOutput | None = None,
+        existing: ExistingOutput | None,
     ) -> None:
         self._options = options
         self._engine = engine

@@ -24,7 +24,7 @@ from nvcli.cli import engine_options, options  # noqa: TC001
 from nvcli.cli.attach import attach as find_server
 from nvcli.cli.bundles import bundled
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
-from nvcli.cli.command import refuse_typed, settings_of
+from nvcli.cli.command import refuse_in_dry_run, settings_of
 from nvcli.cli.console import check_standard_output, print_text
 from nvcli.cli.engine_options import EngineOptions, check_replicas, replicas_loader
 from nvcli.cli.prompt_input import text_or_file
@@ -130,7 +130,7 @@ def batch(
     )
     check_replicas(replicas, ray_address)
     if dry_run:
-        refuse_typed(ctx, "--dry-run", NOT_IN_A_DRY_RUN)
+        refuse_in_dry_run(ctx, NOT_IN_A_DRY_RUN)
     if dry_run and attach not in (None, "auto", "never"):
         raise UsageError(
             "--dry-run counts with the model's files here, --attach is for a run",

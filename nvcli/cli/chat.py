@@ -11,7 +11,7 @@ import typer  # noqa: TC002 - Typer reads the annotations of `chat`
 
 from nvcli.cli import engine_options, options
 from nvcli.cli.bundles import bundled
-from nvcli.cli.command import Command, refuse_typed, settings_of, typed_names
+from nvcli.cli.command import Command, refuse_in_dry_run, settings_of, typed_names
 from nvcli.cli.console import Spinner, is_terminal
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
@@ -219,7 +219,7 @@ def chat(
         _refuse(raw and is_given, "--raw", flag)
         _refuse(dry_run and is_given and flag != "--schema", "--dry-run", flag)
     if dry_run:
-        refuse_typed(ctx, "--dry-run", NOT_IN_A_DRY_RUN)
+        refuse_in_dry_run(ctx, NOT_IN_A_DRY_RUN)
         interactive = False
     _refuse_idle_flags(ctx, is_machine_read=is_machine_read, has_tools=has_tools)
     has_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)

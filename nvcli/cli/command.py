@@ -80,14 +80,14 @@ def typed_names(ctx: typer.Context) -> list[str]:
     return [name for name, s in sources.items() if s is not None and s.name == "COMMANDLINE"]
 
 
-def refuse_typed(ctx: typer.Context, flag: str, names: Collection[str]) -> None:
-    """Raises `UsageError` for one of these parameters on the command line: beside `flag` it would
-    do nothing. From a file or the environment it stands for other runs, and is let be."""
+def refuse_in_dry_run(ctx: typer.Context, names: Collection[str]) -> None:
+    """Raises `UsageError` for one of these parameters on the command line: a dry run would do
+    nothing with it. From a file or the environment it stands for other runs, and is let be."""
     typed = set(typed_names(ctx)).intersection(names)
     for param in ctx.command.params:
         if param.name in typed:
             other = next(name for name in param.opts if name.startswith("--"))
-            raise UsageError(f"{flag} and {other} contradict each other", hint="Leave one out.")
+            raise UsageError(f"--dry-run and {other} contradict each other", hint="Leave one out.")
 
 
 class HelpPages:

@@ -71,7 +71,7 @@ def user_file() -> Path:
 
 
 def load_configuration(
-    command: Any, ctx: Any, *, config: Path | None = None, profile: str | None = None
+    command: Any, ctx: Any, *, config: Path | None, profile: str | None
 ) -> Configuration:
     """Read the files for the command of `ctx`.
 

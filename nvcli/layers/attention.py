@@ -14,7 +14,7 @@ from torch import nn
 from nvcli.kernels.attention import attend_qkv
 from nvcli.layers.linear import Linear
 from nvcli.layers.norm import RMSNorm
-from nvcli.parallel import SOLO, Share, TPGroup
+from nvcli.parallel import Share, TPGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: TPGroup = SOLO,
+        group: TPGroup,
     ) -> None:
         super().__init__()
         self.layer = layer

@@ -184,7 +184,7 @@ class Embedding(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: TPGroup = SOLO,
+        group: TPGroup,
     ) -> None:
         super().__init__()
         self.share = group.padded_share(vocab_size)

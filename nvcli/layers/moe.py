@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nvcli import kernels
 from nvcli.layers.linear import Linear, Part
-from nvcli.parallel import SOLO, Share, TPGroup
+from nvcli.parallel import Share, TPGroup
 
 if TYPE_CHECKING:
     from nvcli.layers.norm import RMSNorm
@@ -90,7 +90,7 @@ class Experts(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: TPGroup = SOLO,
+        group: TPGroup,
     ) -> None:
         super().__init__()
         assert config.moe is not None, "a configuration without experts"
@@ -124,7 +124,7 @@ class MoE(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: TPGroup = SOLO,
+        group: TPGroup,
     ) -> None:
         super().__init__()
         assert config.moe is not None, "a configuration without experts"

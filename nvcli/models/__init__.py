@@ -49,7 +49,6 @@ def load_model(
     device: torch.device,
     dtype: torch.dtype,
     load_format: str = "auto",
-    seed: int = 0,
     group: TPGroup | None = None,
 ) -> Qwen3ForCausalLM:
     """Build the model on the device and fill it; its parameters are inference tensors.
@@ -70,7 +69,7 @@ def load_model(
             config, dtype=dtype, device=device, group=group or SOLO
         )
         if load_format == "dummy":
-            fill_dummy(model, is_tied=config.tie_word_embeddings, seed=seed)
+            fill_dummy(model, is_tied=config.tie_word_embeddings)
         else:
             load_weights(model, folder, is_tied=config.tie_word_embeddings)
     return model.eval()

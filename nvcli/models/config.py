@@ -69,7 +69,6 @@ class ModelConfig:
     dtype: CheckpointDType = "float32"  # of what is not fp8
     is_fp8: bool = False  # the layers' weights are float8_e4m3fn with a scale a block
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
     sampling_defaults: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -216,7 +215,6 @@ class ModelConfig:
             dtype=_dtype(raw),
             is_fp8=read_fp8(raw, sizes, has_experts=family.has_experts),
             eos_token_ids=_eos_token_ids(vocab_size, raw, generation),
-            bos_token_id=next(iter(raw.token_ids("bos_token_id")), None),
             sampling_defaults=_sampling_defaults(generation),
         )
 

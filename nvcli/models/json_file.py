@@ -52,9 +52,7 @@ class JsonFile:
     def number(self, key: str, default: float | None = None) -> float:
         return self.number_in(self.data, key, key, default)
 
-    def number_in(
-        self, data: dict[str, Any], key: str, name: str, default: float | None = None
-    ) -> float:
+    def number_in(self, data: dict[str, Any], key: str, name: str, default: float | None) -> float:
         value = data.get(key)
         if value is None:
             value = default

@@ -21,7 +21,7 @@ from nvcli.layers.attention import Attention
 from nvcli.layers.linear import Embedding, Linear
 from nvcli.layers.norm import RMSNorm
 from nvcli.layers.rotary import RotaryEmbedding
-from nvcli.parallel import SOLO, Share, TPGroup
+from nvcli.parallel import Share, TPGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ class Qwen3MLP(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: TPGroup = SOLO,
+        group: TPGroup,
     ) -> None:
         super().__init__()
         hidden, bias, is_fp8 = config.hidden_size, config.mlp_bias, config.is_fp8
@@ -74,7 +74,7 @@ class Qwen3Layer(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: TPGroup = SOLO,
+        group: TPGroup,
     ) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
@@ -108,7 +108,7 @@ class Qwen3Model(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: TPGroup = SOLO,
+        group: TPGroup,
     ) -> None:
         super().__init__()
         hidden = config.hidden_size
@@ -145,7 +145,7 @@ class Qwen3ForCausalLM(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: TPGroup = SOLO,
+        group: TPGroup,
     ) -> None:
         super().__init__()
         self.config = config

@@ -96,7 +96,7 @@ def some_files(name: str, *files: str) -> Iterator[Path]:
             )
 
 
-def fetch_model(name: str, *, is_quiet: bool = False) -> Path:
+def fetch_model(name: str, *, is_quiet: bool) -> Path:
     """Fetch what is missing or has changed of a Hugging Face id. Raises `ModelNotFoundError`."""
     if not is_hub_id(name):
         raise ModelNotFoundError(

@@ -87,7 +87,7 @@ def load_weights(model: CausalLM, folder: Path, *, is_tied: bool) -> None:
     _after_load(model)
 
 
-def fill_dummy(model: CausalLM, *, is_tied: bool, seed: int = 0) -> None:
+def fill_dummy(model: CausalLM, *, is_tied: bool) -> None:
     """Seeded small random weights, norms of 1: for speed, memory and shape work."""
     if is_tied:
         model.tie_head()
@@ -99,7 +99,7 @@ def fill_dummy(model: CausalLM, *, is_tied: bool, seed: int = 0) -> None:
         if name.endswith("weight_scale_inv"):
             parameter.data.fill_(DUMMY_STD / DUMMY_FP8_STD)
             continue
-        generator = torch.Generator(parameter.device).manual_seed(seed * 100_003 + index)
+        generator = torch.Generator(parameter.device).manual_seed(index)
         is_fp8 = parameter.dtype == FP8
         if not is_fp8 and all(part.is_whole for part in parts[name]):
             parameter.data.normal_(0.0, DUMMY_STD, generator=generator)
@@ -135,7 +135,7 @@ def _parts_of(module: nn.Module) -> Iterator[tuple[str, Part]]:
         yield name, Part(parameter.data, shape, Share.all_of(shape[0]))
 
 
-def checkpoint_targets(model: CausalLM, names: Container[str] = ()) -> dict[str, Target]:
+def checkpoint_targets(model: CausalLM, names: Container[str]) -> dict[str, Target]:
     """Checkpoint name -> what of it fills which part of a parameter; together they cover all.
 
     names: of the checkpoint. Experts are tensors of their own, or one of all (transformers 5 can

@@ -60,7 +60,7 @@ class PlainAnswer:
 class MarkdownAnswer:
     """Finished blocks through Rich, the tail live where the terminal can move its cursor."""
 
-    def __init__(self, screen: Screen, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, screen: Screen, clock: Callable[[], float]) -> None:
         self._screen = screen
         self._filter = ControlFilter()
         self._splitter = BlockSplitter()
@@ -128,9 +128,7 @@ def last_rows(text: str, width: int, limit: int) -> list[str]:
 class ThinkingPane:
     """Reasoning on standard error, and its summary line."""
 
-    def __init__(
-        self, screen: Screen, view: ThinkingView, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, screen: Screen, view: ThinkingView, clock: Callable[[], float]) -> None:
         self._screen = screen
         self._view = view
         self._clock = clock

@@ -99,7 +99,6 @@ def test_qwen3(tmp_path: Path) -> None:
         rope=RopeConfig(theta=1e6),
         dtype="bfloat16",
         eos_token_ids=(151645, 151643),
-        bos_token_id=151643,
         sampling_defaults={"temperature": 0.6, "top_k": 20, "top_p": 0.95},
     )
     assert config.max_model_len == 40960
