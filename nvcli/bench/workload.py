@@ -60,6 +60,9 @@ class Lengths:
             ) from None
         return cls(text, "uniform", low, high)
 
+    def __str__(self) -> str:
+        return self.text
+
     @property
     def mean(self) -> float:
         return (self.a + self.b) / 2 if self.kind == "uniform" else self.a
@@ -106,6 +109,9 @@ class Arrival:
                 f"{text!r} is no arrival", hint="Write poisson, constant or gamma:2."
             ) from None
         return cls(text, cv)
+
+    def __str__(self) -> str:
+        return self.text
 
     def gaps(self, rate: float, rng: np.random.Generator) -> Iterator[float]:
         if self.cv == 0:

@@ -191,11 +191,13 @@ def _attacher(config: EngineConfig, server: ServerModel) -> Callable[[], BatchEn
 
 def _output(path: Path | None) -> Path | None:
     """A link stands for its file: two runs with two names of it must meet at one lock, and a
-    rewritten output must not take the link's place."""
+    rewritten output must not take the link's place. What leads to a pipe has no other name:
+    `>(command)` is a link in /proc to a name that nothing has."""
     if path is None or str(path) in ("-", "/dev/stdout"):
         check_standard_output()
         return None
-    return Path(os.path.realpath(path)) if os.path.islink(path) else path  # also links in a ring
+    leads_to_file = os.path.islink(path) and (path.is_file() or not path.exists())
+    return Path(os.path.realpath(path)) if leads_to_file else path  # also links in a ring
 
 
 def _response_format(

@@ -324,12 +324,22 @@ def configuration_lines(
         if name in given and origin == "default":
             value, origin = given[name]
         is_empty = value in (None, (), []) or (origin == "default" and value in (False, 0))
-        text = "-" if is_empty else str(value)
-        rows.append((key, shlex.join(map(str, value)) if isinstance(value, list) else text, origin))
+        rows.append((key, "-" if is_empty else _shown(value), origin))
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     lines = [f"{k:<{widths[0]}}  {v:<{min(widths[1], 32)}}  {origin}" for k, v, origin in rows]
     files = ", ".join(configuration.files)
     return [*lines, "", f"read: {files}" if files else f"no file; yours would be {user_file()}"]
+
+
+def _shown(value: Any) -> str:
+    """As it may be written on a command line."""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={_shown(part)}" for name, part in value.items())
+    if isinstance(value, list) and any(isinstance(part, int | float) for part in value):
+        return ",".join(map(_shown, value))  # one text held them; several texts are strings
+    if isinstance(value, list):
+        return shlex.join(map(str, value))
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def profile_names() -> list[str]:

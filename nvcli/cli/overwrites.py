@@ -97,6 +97,7 @@ def check_overwrites(
     /dev/null) may be given more than once."""
     values = {**ctx.params, "log_file": log_file, "config": config}
     params = {param.name: param for param in command.get_params(ctx)}
+    _check_streams(params, values)
     written = list(_files(WRITES, params, values, "writes"))
     streams = [_File("standard output", "", 1, "writes"), _File("standard error", "", 2, "writes")]
     prints_records = "output" in params and not any(f.flag == "--output" for f in written)
@@ -118,6 +119,16 @@ def check_overwrites(
             taken.setdefault(key, file)
     for file in written:
         _claim(taken, file)
+
+
+def _check_streams(params: dict[str, Any], values: dict[str, Any]) -> None:
+    """`-` is standard output to `--output` only: the others would make a file of that name."""
+    for name in WRITES:
+        if name != "output" and str(values.get(name)) == "-" and name in params:
+            flag = max(params[name].opts, key=len)
+            raise UsageError(
+                f"{flag} - names no file", hint="Give a file, or /dev/stderr.", param=name
+            )
 
 
 def _claim(taken: dict[object, _File], file: _File) -> None:

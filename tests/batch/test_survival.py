@@ -318,6 +318,17 @@ def test_a_link_stands_for_its_file(tmp_path: Path) -> None:
         assert b"another run writes" in run_process(source, "-o", link, "--resume").stderr
 
 
+def test_a_link_to_a_pipe_is_written_to(tmp_path: Path) -> None:
+    """As `-o >(command)` gives one, which leads in /proc to a name that nothing has."""
+    source = write_lines(tmp_path / "in.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    done = subprocess.run(
+        command(source, "-o", "/dev/fd/1"), capture_output=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [0, 1]
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 def test_the_statistics_file_is_looked_at_first(tmp_path: Path) -> None:
     source, out = source_and_output(tmp_path, [{"prompt": "a"}])
     for stats in (tmp_path / "none" / "s.json", tmp_path):

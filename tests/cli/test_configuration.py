@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -307,3 +308,24 @@ def test_variables_that_are_wrong_are_named(cli: Cli, monkeypatch: pytest.Monkey
     assert "got 9.0 (from NVCLI_CHAT_TEMPERATURE)" in cli("chat", "x").err
     monkeypatch.setenv("NVCLI_COLOR", "alwys")
     assert "(from NVCLI_COLOR)" in cli("chat", "x").err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("bench", "--in-len 8:16 --out-len geometric:8"),
+        ("bench latency", "--repeat 3 --block-size 32"),
+        ("bench throughput", "--in-len lognormal:256:0.5 --slo ttft=0.3,e2e=5 --duration 60"),
+        ("bench serve", "--rate 4 --arrival gamma:2 --slo ttft=0.3"),
+        ("bench sweep http://h", "--rates 1,2.5,4"),
+        ("bench sweep http://h", "--concurrencies 1,2,4"),
+        ("bench compare a b", "--gate 'e2e.p99<=+5%'"),
+        ("batch in.jsonl", "--shard 1/3 --limit 3"),
+        ("chat x", "--stop 'a;b' --temperature 0.3"),
+    ],
+)
+def test_a_value_is_shown_as_it_is_written(cli: Cli, command: str, words: str) -> None:
+    rows = origins(cli(*command.split(" "), *shlex.split(words), "--show-config").out)
+    asked = re.findall(r"--([a-z-]+) ('[^']*'|\S+)", words)
+    for name, text in asked:
+        assert rows[name] == (text, "flag")

@@ -195,6 +195,24 @@ def test_what_is_no_file_may_be_given_twice(cli: Cli) -> None:
     assert cli("chat", "-f", "/dev/null", *args, "x").code == 0
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "chat --stats-json - x",
+        "batch in.jsonl --stats-json -",
+        "serve --ready-file -",
+        "chat --log-file - x",
+        "bench --log-file -",
+    ],
+)
+def test_a_hyphen_is_no_file(cli: Cli, here: Path, command: str) -> None:
+    """It would make one of that name, where standard output is most likely meant."""
+    result = cli(*command.split(" "))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.endswith(" - names no file. Give a file, or /dev/stderr.\n")
+    assert not (here / "-").exists()
+
+
 def test_every_option_that_names_a_file_has_its_place() -> None:
     def leaves(command: Any) -> Iterator[Any]:
         yield command
