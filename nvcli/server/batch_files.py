@@ -6,6 +6,7 @@ import json
 import secrets
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from nvcli.protocol.fields import kind_of
 from nvcli.server.batch_object import batch_error
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _line_problem(
         return "invalid_json_line", "the line is no JSON object"
     custom_id = value.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        return "missing_custom_id", "custom_id is missing"
+        return "missing_custom_id", f"custom_id {_missing_or_no_text(custom_id)}"
     if custom_id in seen:
         return "duplicate_custom_id", f"custom_id {custom_id[:80]!r} stands twice"
     seen.add(custom_id)
@@ -64,11 +65,18 @@ def _line_problem(
     body = value.get("body")
     if not isinstance(body, dict):
         return "invalid_body", "body must be an object"
-    if body.get("model") not in model_names:
-        return "model_not_found", f"there is no model {str(body.get('model'))[:80]!r}"
+    model = body.get("model")
+    if not isinstance(model, str):
+        return "invalid_body", f"body.model {_missing_or_no_text(model)}"
+    if model not in model_names:
+        return "model_not_found", f"there is no model {model[:80]!r}"
     if body.get("stream"):
         return "invalid_body", "a batch cannot stream"
     return None
+
+
+def _missing_or_no_text(value: Any) -> str:
+    return "is missing" if value in (None, "") else f"must be text, got {kind_of(value)}"
 
 
 def split_output(output: Path, good: Path, bad: Path) -> tuple[int, int, set[str]]:

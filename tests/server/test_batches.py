@@ -240,6 +240,8 @@ def test_without_storage_they_are_not_there(serve: Serve) -> None:
         ([{**line("a"), "method": "GET"}], "invalid_method", 1),
         ([{**line("a"), "custom_id": None}], "missing_custom_id", 1),
         ([line("a", model="other")], "model_not_found", 1),
+        ([line("a", model=None)], "invalid_body", 1),
+        ([line("a", model=["scripted"])], "invalid_body", 1),
         ([line("a", stream=True)], "invalid_body", 1),
         ([5], "invalid_json_line", 1),
         ([], "empty_file", None),
@@ -253,6 +255,23 @@ def test_a_file_that_is_no_batch_fails(
     assert batch.status == "failed"
     assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number)
     assert batch.failed_at
+
+
+def test_a_line_says_what_is_missing_and_what_is_no_text(storing: Storing) -> None:
+    _, client = storing("x")
+    records = [
+        line("a", model=None),
+        line("b", model=5),
+        {**line("c"), "custom_id": ""},
+        {**line("d"), "custom_id": 5},
+    ]
+    errors = run_batch(client, as_jsonl(records)).errors.data
+    assert [error.message for error in errors] == [
+        "body.model is missing",
+        "body.model must be text, got a number",
+        "custom_id is missing",
+        "custom_id must be text, got a number",
+    ]
 
 
 def test_bad_batches(storing: Storing) -> None:
