@@ -38,12 +38,9 @@ class Waves:
             self._wave = deque(group_by_prefix([self._ready.popleft() for _ in range(count)]))
         return self._wave.popleft()
 
-    def drain(self) -> list[Prepared]:
-        """Everything that is left, taken out."""
-        left = [*self._wave, *self._ready]
+    def clear(self) -> None:
         self._wave.clear()
         self._ready.clear()
-        return left
 
 
 def group_by_prefix(items: list[Prepared]) -> list[Prepared]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,20 +52,19 @@ def _chunks(path: Path, size: int | None = None) -> Iterator[bytes]:
 
 def read_line(path: Path, number: int, data: bytes | None) -> dict[str, Any]:
     """One output line. Raises `UsageError` when it is no line of ours."""
-    value = None
-    if data is not None:
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            value = None
-    known = isinstance(value, dict) and isinstance(value.get("index"), int)
-    if not known or not isinstance(value.get("id", value.get("custom_id")), str):  # type: ignore[union-attr]
-        raise UsageError(
-            f"line {number} of {path} is no output record of nvcli batch",
-            hint="--append writes behind it, --force replaces the file.",
-        )
-    assert isinstance(value, dict)
-    return value
+    value: Any = None
+    with suppress(ValueError, RecursionError):
+        value = json.loads(data or b"")
+    if (
+        isinstance(value, dict)
+        and isinstance(value.get("index"), int)
+        and isinstance(value.get("id", value.get("custom_id")), str)
+    ):
+        return value
+    raise UsageError(
+        f"line {number} of {path} is no output record of nvcli batch",
+        hint="--append writes behind it, --force replaces the file.",
+    )
 
 
 def _key(value: dict[str, Any], on_duplicate: OnDuplicate) -> bytes:

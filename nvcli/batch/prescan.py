@@ -40,9 +40,7 @@ class Prescan:
     """What a pass found; lists hold the first few only."""
 
     num_records: int = 0  # in the input
-    num_left: int = (
-        0  # after --skip, --shard and --limit, those that an earlier run has not finished
-    )
+    num_left: int = 0  # of those that are wanted, what an earlier run has not finished
     num_bad: int = 0
     bad: list[Failure] = field(default_factory=list)
     num_duplicates: int = 0

@@ -305,7 +305,7 @@ class BatchRun:
         """Admit nothing more; what runs is finished and written."""
         if self._error is None:
             self._error = error
-        self._waves.drain()
+        self._waves.clear()
         self._feed.stop()
 
     def _stop_now(self, error: NvcliError) -> None:

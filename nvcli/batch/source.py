@@ -225,17 +225,15 @@ class LineSplitter:
             self._pieces.clear()
 
     def _take(self) -> Line:
-        data: bytes | None = b"".join(self._pieces)
+        data = b"".join(self._pieces)
         is_dropped = bool(self._size and not self._pieces)
         self._number += 1
-        assert data is not None
         if self._number == 1:
             data = data.removeprefix(BOM)
         data = data.removesuffix(b"\r")
-        if is_dropped or len(data) > self._max_bytes:
-            data = None
+        is_overlong = is_dropped or len(data) > self._max_bytes
         self._pieces, self._size = [], 0
-        return Line(self._number, data)
+        return Line(self._number, None if is_overlong else data)
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:

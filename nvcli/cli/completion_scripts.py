@@ -122,7 +122,7 @@ __nvcli_model_names() {{
 def zsh_script(rows: Sequence[CommandRow]) -> str:
     parts = [_ZSH_HEAD.format(note=_NOTE.format("zsh"))]
     for row in reversed(rows):
-        parts.append(f"{_zsh_function(row)}() {{\n")
+        parts.append(f"{_zsh_function(*row.path)}() {{\n")
         specs = [_zsh_option(option) for option in row.options]
         if row.subcommands:
             parts.append("  local context state state_descr line\n  typeset -A opt_args\n")
@@ -137,8 +137,8 @@ def zsh_script(rows: Sequence[CommandRow]) -> str:
     return "".join(parts) + 'if [[ $funcstack[1] == _nvcli ]]; then\n  _nvcli "$@"\nfi\n'
 
 
-def _zsh_function(row: CommandRow) -> str:
-    return "_".join(["_nvcli", *row.path]).replace("-", "_")
+def _zsh_function(*path: str) -> str:
+    return "_".join(["_nvcli", *path]).replace("-", "_")
 
 
 def _zsh_text(text: str) -> str:
@@ -175,8 +175,7 @@ def _zsh_place(number: int, value: Value) -> str:
 def _zsh_dispatch(row: CommandRow) -> str:
     names = "\n".join(f"        {_quote(f'{n}:{h}')}" for n, h in row.subcommands)
     calls = "\n".join(
-        f"        {name}) {'_'.join(['_nvcli', *row.path, name]).replace('-', '_')} ;;"
-        for name, _ in row.subcommands
+        f"        {name}) {_zsh_function(*row.path, name)} ;;" for name, _ in row.subcommands
     )
     return (
         "  case $state in\n    command)\n      local -a commands\n      commands=(\n"

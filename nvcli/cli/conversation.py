@@ -15,6 +15,7 @@ from nvcli.errors import NvcliError
 from nvcli.repl.numbers import short_count
 from nvcli.repl.shell import Shell, first_line
 from nvcli.repl.store import SessionFile, new_name
+from nvcli.text.words import counted
 
 if TYPE_CHECKING:
     from nvcli.cli.chat import ChatOptions
@@ -99,8 +100,7 @@ def converse(options: ChatOptions, screen: Screen, text: str, *, asks_now: bool)
             if session.turns:
                 last = first_line(session.turns[-1].user)
                 name = session.file.name if session.file is not None else "the last conversation"
-                count = len(session.turns)
-                shell.say(f"{name}, {count} turn{'' if count == 1 else 's'}, the last: {last}")
+                shell.say(f"{name}, {counted(len(session.turns), 'turn')}, the last: {last}")
         terminal.converse(
             shell,
             keyboard,

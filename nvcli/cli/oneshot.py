@@ -226,8 +226,7 @@ def _print_code(text: str, number: int, screen: Screen) -> None:
     """The N-th code block, and nothing else, on standard output."""
     blocks = code_blocks(text)
     if number > len(blocks):
-        plural = "" if len(blocks) == 1 else "s"
-        have = "no code block" if not blocks else f"only {len(blocks)} code block{plural}"
+        have = f"only {counted(len(blocks), 'code block')}" if blocks else "no code block"
         raise RequestError(f"the answer has {have}", hint="Without -x it is printed whole.")
     screen.write(visible(blocks[number - 1]) + "\n")
 

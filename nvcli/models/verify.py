@@ -31,7 +31,6 @@ class Weights:
     num_parameters: int
     num_fp8: int  # of them
     num_bytes: int
-    dtypes: tuple[str, ...]
     files: tuple[str, ...]
 
 
@@ -42,7 +41,6 @@ class DamagedFileError(ValueError):
 def read_weights(folder: Path) -> Weights:
     """Raises `DamagedFileError` for the first file that cannot be read."""
     count, fp8, size = 0, 0, 0
-    dtypes: set[str] = set()
     files = sorted(folder.glob("*.safetensors"))
     for file in files:
         for name, entry in read_header(file).items():
@@ -50,8 +48,7 @@ def read_weights(folder: Path) -> Weights:
             count += 0 if name.endswith("_scale_inv") else elements
             fp8 += elements if entry["dtype"].startswith("F8_") else 0
             size += elements * _BITS.get(entry["dtype"], 8) // 8
-            dtypes.add(entry["dtype"])
-    return Weights(count, fp8, size, tuple(sorted(dtypes)), tuple(f.name for f in files))
+    return Weights(count, fp8, size, tuple(f.name for f in files))
 
 
 def read_header(file: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from nvcli.paths import expand_user
 from nvcli.repl.shell import first_line, no_arguments, not_saved
 from nvcli.repl.store import SessionFile, new_name, record_line, session_names, session_path
 from nvcli.text import message_json
+from nvcli.text.words import counted
 from nvcli.types import Message
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def load(shell: Shell, arguments: str) -> None:
     shell.session.load(arguments)
     shell.has_warned = False
     turns = shell.session.turns
-    shell.say(f"{arguments}: {len(turns)} turn{'' if len(turns) == 1 else 's'}.")
+    shell.say(f"{arguments}: {counted(len(turns), 'turn')}.")
     if turns:
         shell.say(f"Last: {first_line(turns[-1].user)}")
 
@@ -92,7 +93,7 @@ def sessions(shell: Shell, arguments: str) -> None:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
         except OSError:
             continue
-        count = f"{len(lines)} turn{'' if len(lines) == 1 else 's'}"
+        count = counted(len(lines), "turn")
         rows.append((name, f"{when}  {count}  {_first_question(lines)}".rstrip()))
     if rows:
         shell.table(rows)

@@ -23,6 +23,7 @@ from nvcli.repl.render import AnswerRenderer, ThinkingView
 from nvcli.repl.screen import visible
 from nvcli.repl.tool_calls import MAX_ROUNDS, StoppedError, ask_short, run_calls
 from nvcli.repl.typeahead import TypeAhead
+from nvcli.text.words import counted
 from nvcli.types import FinishReason, RequestOutput, fold_outputs
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ def _make_room(shell: Shell, text: str, keyboard: TextIO) -> str:
     if answer in ("d", "drop"):
         room = session.llm.count_tokens(text) + 64
         count = session.drop_oldest(room + min(256, session.llm.max_model_len // 8))
-        shell.screen.note(f"dropped {count} turn{'' if count == 1 else 's'}")
+        shell.screen.note(f"dropped {counted(count, 'turn')}")
         shell.has_warned = False
     elif answer in ("c", "clear"):
         run_command(shell, "clear", "")

@@ -142,10 +142,6 @@ class Tokenizer:
         return () if token_id is None else (token_id,)
 
     @cached_property
-    def special_token_ids(self) -> frozenset[int]:
-        return frozenset(self._special)
-
-    @cached_property
     def think_id(self) -> int | None:
         return self.id_of("<think>")
 
