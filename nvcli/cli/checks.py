@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -100,22 +101,16 @@ def _software() -> Iterator[Check]:
 
 
 def _driver() -> Check:
-    version = None
+    version = ""
     try:
         match = re.search(r"Kernel Module\D*([\d.]+)", DRIVER_FILE.read_text())
-        version = match[1] if match else None
+        version = match[1] if match else ""
     except OSError:
-        tool = shutil.which("nvidia-smi")
-        if tool is not None:
-            command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-            try:
-                found = subprocess.run(
-                    command, capture_output=True, text=True, timeout=10, check=False
-                )
-                version = found.stdout.split("\n")[0].strip() or None
-            except (OSError, subprocess.SubprocessError):
-                version = None
-    if version is None:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # it is not there, or hangs
+            found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+            version = found.stdout.split("\n")[0].strip()
+    if not version:
         return Check("driver", State.NOTE, "no NVIDIA driver found")
     return Check("driver", State.OK, f"NVIDIA {version}")
 

@@ -141,7 +141,7 @@ def copy(shell: Shell, arguments: str) -> None:
         blocks = code_blocks(text)
         index = number(which.strip(), "copy code", "the number of a code block")
         if not 1 <= index <= len(blocks):
-            raise UsageError(f"the answer has {len(blocks)} code blocks, not {index}")
+            raise UsageError(f"the answer has {counted(len(blocks), 'code block')}, not {index}")
         text = blocks[index - 1]
     how = to_clipboard(shell, text)
     shell.say(f"Copied {spaced(len(text))} characters, {how}.")

@@ -89,8 +89,11 @@ class Session:
 
     def messages(self) -> list[Message]:
         """The conversation as the next prompt will hold it."""
+        return self._messages_of(self.turns)
+
+    def _messages_of(self, turns: Sequence[Turn]) -> list[Message]:
         result = [Message("system", self.system)] if self.system else []
-        for turn in self.turns:
+        for turn in turns:
             if turn.is_answered:
                 result += turn.messages()
         return result
@@ -123,9 +126,7 @@ class Session:
     def resume(self) -> Iterator[RequestOutput]:
         """Go on after tool results (`answer_calls`)."""
         turn = self.turns[-1]
-        self.turns.pop()
-        prompt = [*self.messages(), *turn.messages()]
-        self.turns.append(turn)
+        prompt = [*self._messages_of(self.turns[:-1]), *turn.messages()]
         yield from self._run(turn, self._stream(prompt, {}))
 
     def _stream(
@@ -229,9 +230,7 @@ class Session:
             raise UsageError("there is no answer of this run yet")
         if turn.model != self.llm.model_name:
             raise UsageError(f"the last answer is of another model, {turn.model}")
-        self.turns.pop()
-        before = [*self.messages(), Message("user", turn.user), *turn.steps]
-        self.turns.append(turn)
+        before = [*self._messages_of(self.turns[:-1]), Message("user", turn.user), *turn.steps]
         prompt = self.llm.prompt_ids(before, enable_thinking=self.think, tools=self.definitions())
         ids = list(turn.output.token_ids)
         while ids and self.llm.is_end(ids[-1]):

@@ -99,10 +99,7 @@ class FunctionTools:
     def _exchange(self, request: str | None, timeout_s: float) -> dict[str, Any]:
         try:
             return self._answer(request, timeout_s)
-        except ToolError:
-            self.close()
-            raise
-        except BaseException:  # Ctrl+C while it runs
+        except BaseException:  # also Ctrl+C while it runs
             self.close()
             raise
 

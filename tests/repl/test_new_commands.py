@@ -105,6 +105,9 @@ def test_copy_and_last(monkeypatch: pytest.MonkeyPatch) -> None:
     typed.shell.screen.out_is_terminal = True
     assert "\x1b]52;c;YSA9IDE=\x07" in typed("/copy code 1")
     assert "has 2 code blocks, not 3" in typed("/copy code 3")
+    other = Typed("```py\na = 1\n```\n")
+    other("x")
+    assert "has 1 code block, not 2" in other("/copy code 2")
     assert typed("/last").startswith("Text\n```py\n")
 
 
