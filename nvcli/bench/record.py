@@ -247,14 +247,22 @@ def parse_runs(lines: Iterable[bytes], name: str) -> list[Run]:
         except _BROKEN as exc:
             if number == last and runs:  # no line end behind it: the run was killed in a write
                 break
-            is_json = not isinstance(exc, json.JSONDecodeError | RecursionError)
-            reason = exc if is_json and isinstance(exc, ValueError) else type(exc).__name__
             raise UsageError(
-                f"{name}: line {number + 1} is no line of a benchmark run ({reason})"
+                f"{name}: line {number + 1} is no line of a benchmark run ({_reason(exc)})"
             ) from exc
     if not runs:
         raise UsageError(f"{name} holds no benchmark run")
     return runs
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, json.JSONDecodeError | UnicodeDecodeError | RecursionError):
+        return "it is not JSON"
+    if isinstance(exc, KeyError):
+        return f"it has no {exc}"
+    if isinstance(exc, IndexError):
+        return "no run begins before it"
+    return str(exc) if isinstance(exc, ValueError) else "its fields are others"
 
 
 _BROKEN = (

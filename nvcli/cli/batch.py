@@ -25,12 +25,13 @@ from nvcli.cli.attach import attach as find_server
 from nvcli.cli.bundles import bundled
 from nvcli.cli.chat import DEMO_NOTICE, check_sampling
 from nvcli.cli.command import refuse_in_dry_run, settings_of
-from nvcli.cli.console import check_standard_output, print_text
+from nvcli.cli.console import check_standard_output, print_lines, print_text
 from nvcli.cli.engine_options import EngineOptions, check_replicas, replicas_loader
 from nvcli.cli.prompt_input import text_or_file
 from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
+from nvcli.repl.screen import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,7 +260,7 @@ def _dry_run(chosen: BatchOptions, config: EngineConfig, *, as_json: bool) -> in
     if as_json:
         print_text(dumps(found.as_json()))
     else:
-        print_text("\n".join(found.lines(chosen.input)))
+        print_lines(*map(visible, found.lines(chosen.input)))
     if found.duplicates or (chosen.is_strict and found.codes):
         return 2
     kept_errors = target.existing.num_errors if target.existing is not None else 0

@@ -297,6 +297,30 @@ def test_a_line_of_other_kinds_is_a_usage_error_and_no_bug(
     assert (result.code, result.out) == (2, "")
     assert f"line {at + 1} is no line of a benchmark run" in result.err
     assert len(result.err.splitlines()) == 1
+    assert "Error)" not in result.err, "no name of a class"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"run": {}}', "it has no 'kind'"),
+        ('{"kind": "gauge", "t_ns": 5}', "no run begins before it"),
+        ("text", "it is not JSON"),
+        ("\xff", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[1]", "its fields are others"),
+        ('"x"', "its fields are others"),
+    ],
+)
+def test_a_file_of_something_else_is_told_why(
+    tmp_path: Path, cli: Cli, text: str, why: str
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(text + "\n", encoding="latin-1")
+    result = cli("bench", "report", str(path))
+    assert (result.code, result.out) == (2, "")
+    said = f"nvcli: {path}: line 1 is no line of a benchmark run ({why})"
+    assert result.err.startswith(said)
 
 
 def test_a_step_across_the_window_s_edge_counts_by_its_part(tmp_path: Path) -> None:

@@ -281,3 +281,20 @@ def test_the_docs_name_every_flag(cli: Cli) -> None:
     flags |= {"--skip", "--limit", "--shard", "--strict", "--on-duplicate", "--window", "--order"}
     flags |= {"--resume", "--retry-errors", "--force-resume", "--force", "--append", "--dry-run"}
     assert {flag for flag in flags if flag not in text} <= {"--output"}
+
+
+def test_a_dry_run_on_a_narrow_terminal(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken between words, and nothing that steers the terminal; a pipe gets the same words."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "44")
+    name = "a\x1b[31m.jsonl"
+    write_lines(tmp_path / name, [{"prompt": "Hi"}, {"prompt": "Hi", "temperature": -1}])
+    narrow = cli("batch", name, "--dry-run", terminals=("out",))
+    piped = cli("batch", name, "--dry-run")
+    assert narrow.code == piped.code == 4
+    assert narrow.out.split() == piped.out.split()
+    assert max(map(len, piped.out.splitlines())) > 44 >= max(map(len, narrow.out.splitlines()))
+    assert "\x1b" not in narrow.out
+    assert "\x1b" not in piped.out
