@@ -84,8 +84,10 @@ class EngineCore:
         depth: int = 1,
         enable_prefix_caching: bool = True,
         watermark: float = 0.01,
+        vocab_size: int = 2**31,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """vocab_size: ids that can be sampled, to tell whose fault it is where none was."""
         assert depth >= 0, "steps launched ahead"
         blocks = BlockManager(device.num_blocks, device.block_size, enable_prefix_caching)
         self.scheduler = Scheduler(
@@ -97,6 +99,7 @@ class EngineCore:
         self.depth = depth
         self.clock = clock
         self._device = device
+        self._vocab_size = vocab_size
         self._consumer = consumer
         self._tickets: deque[Ticket] = deque()  # launched, not collected; oldest first
         self._updates: list[Update] = []  # collected, not handed out
@@ -239,7 +242,7 @@ class EngineCore:
             seq.num_prompt_logprobs += len(update.prompt_logprobs)
         update.pooled = result.pooled.get(index)
         if is_stuck:
-            update.error = _why_nothing(seq)
+            update.error = _why_nothing(seq, self._vocab_size)
             self._end(update, FinishReason.ERROR)
         elif row.samples:
             update.token_ids = [token_id]
@@ -298,14 +301,12 @@ class EngineCore:
                     self._updates.append(update)
 
 
-def _why_nothing(seq: Sequence) -> NvcliError:
-    """Of a sequence that nothing was sampled for: its restrictions, or where it has none, logits
-    that are no numbers.
+def _why_nothing(seq: Sequence, vocab_size: int) -> NvcliError:
+    """Of a sequence that nothing was sampled for: its restrictions, where they leave no token, or
+    logits that are no numbers.
     """
-    params, count = seq.params, len(seq.output_token_ids)
-    is_masked = bool(params.bad_token_ids or params.bad_words or seq.has_grammar)
-    is_early = count < params.min_tokens and bool(seq.end_ids)
-    if is_masked or is_early or params.allowed_token_ids is not None:
+    count = len(seq.output_token_ids)
+    if _leave_nothing(seq, vocab_size):
         return RequestError(
             f"nothing may be sampled after {count} output tokens: the request's restrictions "
             "together forbid every token",
@@ -317,6 +318,21 @@ def _why_nothing(seq: Sequence) -> NvcliError:
         hint="Where it was trained in bfloat16, float16 is too narrow: use another --dtype. Else "
         "the checkpoint may be damaged: `nvcli models verify`.",
     )
+
+
+def _leave_nothing(seq: Sequence, vocab_size: int) -> bool:
+    """Whether a sequence's restrictions may have left no token; certain but for bad words of
+    several tokens, which count as if all but their last had come before."""
+    params = seq.params
+    bad = {*params.bad_token_ids, *(word[-1] for word in params.bad_words)}
+    if len(seq.output_token_ids) < params.min_tokens:
+        bad |= seq.end_ids
+    allowed = params.allowed_token_ids
+    if seq.mask is not None:
+        words = seq.mask.tolist()  # int32, a bit for each id
+        ids = range(min(vocab_size, 32 * len(words))) if allowed is None else allowed
+        allowed = tuple([i for i in ids if words[i // 32] >> i % 32 & 1])
+    return len(bad) >= vocab_size if allowed is None else bad.issuperset(allowed)
 
 
 def as_engine_error(error: Exception) -> NvcliError:

@@ -102,6 +102,7 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             depth=depth,
             enable_prefix_caching=enable_prefix_caching,
+            vocab_size=vocab_size,
             clock=clock,
         )
         self._processor.attach(self._core)

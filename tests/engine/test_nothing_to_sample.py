@@ -28,6 +28,10 @@ PROMPT = [7, 250, 3, 99, 120, 5, 61, 65]
 STUCK: dict[str, tuple[dict[str, Any], int]] = {
     "allowed are bad": ({"allowed_token_ids": (9, 65), "bad_token_ids": (65, 9, 4)}, 0),
     "only EOS, too early": ({"allowed_token_ids": (EOS,), "min_tokens": 3}, 0),
+    "all but EOS are bad, too early": (
+        {"bad_token_ids": tuple(i for i in range(VOCAB) if i != EOS), "min_tokens": 1},
+        0,
+    ),
     "only a stop id": ({"allowed_token_ids": (9,), "stop_token_ids": (9,), "min_tokens": 1}, 0),
     "a bad word of the last token": ({"allowed_token_ids": (65,), "bad_words": ((65, 65),)}, 0),
     "a bad word of a sample": ({"allowed_token_ids": (66,), "bad_words": ((66, 66),)}, 1),
@@ -51,7 +55,8 @@ def make_core(folder: Path, depth: int) -> tuple[EngineCore, Log]:
     config = EngineConfig(device="cpu", block_size=4, num_blocks=64, max_num_seqs=4)
     runner = ModelRunner(folder, ModelConfig.from_hf(folder), config, vocab_size=VOCAB)
     log = Log()
-    return EngineCore(runner, log, max_num_batched_tokens=64, depth=depth), log
+    core = EngineCore(runner, log, max_num_batched_tokens=64, depth=depth, vocab_size=VOCAB)
+    return core, log
 
 
 def make(seq_id: int, **params: Any) -> Sequence:
@@ -123,6 +128,42 @@ def test_logits_that_are_no_numbers_are_not_the_requests_fault(folder: Path, dep
         assert isinstance(last.error, EngineError)
         assert str(last.error).startswith("the model's logits after 2 output tokens are no numbers")
         assert len(log.tokens(seq)) == 2
+    core.scheduler.check_idle()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_nor_are_they_where_its_restrictions_leave_a_token(folder: Path, depth: int) -> None:
+    core, log = make_core(folder, depth)
+    compute = core._device.model.compute_logits  # type: ignore[attr-defined]
+    core._device.model.compute_logits = lambda hidden, out=None: torch.full_like(  # type: ignore[attr-defined]
+        compute(hidden), torch.nan
+    )
+    last_id = np.zeros(-(-VOCAB // 32), np.int32)
+    last_id[31 // 32] = np.int32(-(2**31))  # the sign is id 31
+    restrictions: list[tuple[dict[str, Any], Any]] = [
+        ({"min_tokens": 3}, None),
+        ({"bad_token_ids": (5,)}, None),
+        ({"bad_words": ((5,), (6, 7))}, None),
+        ({"allowed_token_ids": (64, 65), "bad_token_ids": (64,)}, None),
+        ({}, last_id),
+        ({"allowed_token_ids": (30, 31)}, last_id),
+    ]
+    seqs = []
+    for i, (params, mask) in enumerate(restrictions):
+        seq = make(i, **params)
+        if mask is not None:
+            seq.has_grammar, seq.gate, seq.mask = True, 0, mask
+        seqs.append(seq)
+        core.add(seq)
+    stuck = make(len(seqs), allowed_token_ids=(30, 32))
+    stuck.has_grammar, stuck.gate, stuck.mask = True, 0, last_id
+    core.add(stuck)
+    run(core)
+    for seq in seqs:
+        error = log.of(seq)[-1].error
+        assert isinstance(error, EngineError), (seq.seq_id, error)
+        assert "no numbers" in str(error)
+    check_stuck(log, stuck, 0)
     core.scheduler.check_idle()
 
 
