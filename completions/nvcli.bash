@@ -95,14 +95,15 @@ _nvcli() {
                 --profile) kind=profiles ;;
             esac ;;
         "doctor")
-            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
+            options="-m --model --device --dtype --max-model-len --gpu-memory-utilization --kv-cache-dtype --attention-backend --block-size --json -q --quiet -v --verbose --color --log-file --debug --config --profile --show-config -h --help"
             kind=argument:free
             case "$prev" in
                 -m|--model) kind=models ;;
                 --device) kind=words words="auto cuda cpu" ;;
                 --dtype) kind=words words="auto float32 float16 bfloat16" ;;
-                --max-model-len|--gpu-memory-utilization) kind=free ;;
+                --max-model-len|--gpu-memory-utilization|--block-size) kind=free ;;
                 --kv-cache-dtype) kind=words words="auto float32 float16 bfloat16 fp8" ;;
+                --attention-backend) kind=words words="auto torch triton fa2 fa3" ;;
                 --color) kind=words words="auto always never" ;;
                 --log-file|--config) kind=files ;;
                 --profile) kind=profiles ;;

@@ -229,6 +229,8 @@ complete -c nvcli -n '__nvcli_at '\''doctor'\''' -l dtype -x -a 'auto float32 fl
 complete -c nvcli -n '__nvcli_at '\''doctor'\''' -l max-model-len -x -d 'Prompt plus answer limit in tokens, also as 32k; default: what the model allows.'
 complete -c nvcli -n '__nvcli_at '\''doctor'\''' -l gpu-memory-utilization -x -d 'Share of memory for weights and KV cache, over 0 to 1; default 0.9 (CPU: 0.5).'
 complete -c nvcli -n '__nvcli_at '\''doctor'\''' -l kv-cache-dtype -x -a 'auto float32 float16 bfloat16 fp8' -d 'Type of cached keys and values, also fp8 (half of 16 bits); auto follows --dtype.'
+complete -c nvcli -n '__nvcli_at '\''doctor'\''' -l attention-backend -x -a 'auto torch triton fa2 fa3' -d 'auto, triton, fa3, fa2 or torch; auto takes the fastest that fits, -v tells which.'
+complete -c nvcli -n '__nvcli_at '\''doctor'\''' -l block-size -x -d 'Tokens of a block of the KV cache; default 16, fa2 needs a multiple of 256.'
 complete -c nvcli -n '__nvcli_at '\''doctor'\''' -l json -d 'One JSON object: ok, model, checks.'
 complete -c nvcli -n '__nvcli_at '\''doctor'\''' -s q -l quiet -d 'No notes, only answers and errors.'
 complete -c nvcli -n '__nvcli_at '\''doctor'\''' -s v -l verbose -d 'Tell more, also how the model was loaded; -vv: everything.'

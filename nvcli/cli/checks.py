@@ -181,13 +181,16 @@ def _attention(config: EngineConfig, model: ModelConfig, device: Any) -> Check:
     from nvcli.kernels.attention import select_backend
 
     _, kv_dtype = _dtypes(config, model, device)
-    backend, reason = select_backend(
-        config.attention_backend,
-        device=device,
-        dtype=kv_dtype,
-        head_dim=model.head_dim,
-        block_size=config.block_size,
-    )
+    try:
+        backend, reason = select_backend(
+            config.attention_backend,
+            device=device,
+            dtype=kv_dtype,
+            head_dim=model.head_dim,
+            block_size=config.block_size,
+        )
+    except NvcliError as exc:
+        return Check("attention", State.FAIL, exc.message, exc.hint)
     is_slow = device.type == "cuda" and backend.name == "torch"
     return Check("attention", State.WARN if is_slow else State.OK, reason)
 

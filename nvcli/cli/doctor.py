@@ -30,6 +30,8 @@ def doctor(
     max_model_len: engine_options.MaxModelLenOpt = None,
     gpu_memory_utilization: engine_options.MemoryOpt = None,
     kv_cache_dtype: engine_options.KVCacheDTypeOpt = None,
+    attention_backend: engine_options.AttentionBackendOpt = None,
+    block_size: engine_options.BlockSizeOpt = None,
     json: options.DoctorJsonOpt = False,
 ) -> None:
     """Look at driver, GPU, model, memory and terminal; exit 1 when something blocks."""
@@ -40,6 +42,8 @@ def doctor(
         max_model_len=max_model_len,
         memory_utilization=gpu_memory_utilization,
         kv_cache_dtype=kv_cache_dtype,
+        attention_backend=attention_backend,
+        block_size=block_size,
     )
     screen = settings_of(ctx).screen()
     found: list[Check] = []

@@ -203,6 +203,19 @@ def test_doctor_tells_what_blocks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.torch
 @pytest.mark.skipif(checks.DRIVER_FILE.exists(), reason="there is an NVIDIA driver")
+def test_doctor_looks_at_the_attention_that_is_asked_for(cli: Cli) -> None:
+    def attention(*args: str) -> tuple[int, dict[str, str]]:
+        result = cli("doctor", "--device", "cpu", "--json", *args)
+        checks = json.loads(result.out)["checks"]
+        return result.code, next(check for check in checks if check["name"] == "attention")
+
+    code, found = attention("--attention-backend", "fa2", "--block-size", "256")
+    assert (code, found["state"]) == (1, "fail")
+    assert found["text"] == "attention backend fa2 cannot run: it needs a CUDA device"
+    code, found = attention("--attention-backend", "torch", "--block-size", "32")
+    assert (code, found["state"]) == (0, "ok")
+
+
 def test_doctor_cuda_without_one(cli: Cli) -> None:
     result = cli("doctor", "--device", "cuda")
     assert result.code == 1
