@@ -126,9 +126,7 @@ def _check_streams(params: dict[str, Any], values: dict[str, Any]) -> None:
     for name in WRITES:
         if name != "output" and str(values.get(name)) == "-" and name in params:
             flag = max(params[name].opts, key=len)
-            raise UsageError(
-                f"{flag} - names no file", hint="Give a file, or /dev/stderr.", param=name
-            )
+            raise UsageError(f"{flag} - names no file", hint="Give a file.", param=name)
 
 
 def _claim(taken: dict[object, _File], file: _File) -> None:

@@ -209,7 +209,7 @@ def test_a_hyphen_is_no_file(cli: Cli, here: Path, command: str) -> None:
     """It would make one of that name, where standard output is most likely meant."""
     result = cli(*command.split(" "))
     assert (result.code, result.out) == (2, "")
-    assert result.err.endswith(" - names no file. Give a file, or /dev/stderr.\n")
+    assert result.err.endswith(" - names no file. Give a file.\n")
     assert not (here / "-").exists()
 
 
