@@ -30,14 +30,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvcli.engine.block_manager import BlockManager
+from nvcli.engine.faults import are_numbers, as_engine_error, no_numbers, why_nothing
 from nvcli.engine.scheduler import Scheduler
 from nvcli.errors import (
     ContextLengthError,
     EngineClosedError,
-    EngineError,
     InvalidParameterError,
     NvcliError,
-    RequestError,
 )
 from nvcli.types import FinishReason
 
@@ -242,7 +241,11 @@ class EngineCore:
             seq.num_prompt_logprobs += len(update.prompt_logprobs)
         update.pooled = result.pooled.get(index)
         if is_stuck:
-            update.error = _why_nothing(seq, self._vocab_size)
+            update.error = why_nothing(seq, self._vocab_size)
+            self._end(update, FinishReason.ERROR)
+        elif update.pooled is not None and not are_numbers(update.pooled):
+            update.pooled = None
+            update.error = no_numbers("hidden state or logits of this prompt")
             self._end(update, FinishReason.ERROR)
         elif row.samples:
             update.token_ids = [token_id]
@@ -299,47 +302,3 @@ class EngineCore:
                     update.finish_reason = FinishReason.ERROR
                     update.error = as_engine_error(error)
                     self._updates.append(update)
-
-
-def _why_nothing(seq: Sequence, vocab_size: int) -> NvcliError:
-    """Of a sequence that nothing was sampled for: its restrictions, where they leave no token, or
-    logits that are no numbers.
-    """
-    count = len(seq.output_token_ids)
-    if _leave_nothing(seq, vocab_size):
-        return RequestError(
-            f"nothing may be sampled after {count} output tokens: the request's restrictions "
-            "together forbid every token",
-            hint="Loosen allowed_token_ids, bad_token_ids, bad_words, min_tokens or "
-            "response_format.",
-        )
-    return EngineError(
-        f"the model's logits after {count} output tokens are no numbers",
-        hint="Where it was trained in bfloat16, float16 is too narrow: use another --dtype. Else "
-        "the checkpoint may be damaged: `nvcli models verify`.",
-    )
-
-
-def _leave_nothing(seq: Sequence, vocab_size: int) -> bool:
-    """Whether a sequence's restrictions may have left no token; certain but for bad words of
-    several tokens, which count as if all but their last had come before."""
-    params = seq.params
-    bad = {*params.bad_token_ids, *(word[-1] for word in params.bad_words)}
-    if len(seq.output_token_ids) < params.min_tokens:
-        bad |= seq.end_ids
-    allowed = params.allowed_token_ids
-    if seq.mask is not None:
-        words = seq.mask.tolist()  # int32, a bit for each id
-        ids = range(min(vocab_size, 32 * len(words))) if allowed is None else allowed
-        allowed = tuple([i for i in ids if words[i // 32] >> i % 32 & 1])
-    return len(bad) >= vocab_size if allowed is None else bad.issuperset(allowed)
-
-
-def as_engine_error(error: Exception) -> NvcliError:
-    """The error a user sees for a failed step: our own as it is, any other by its first line."""
-    if isinstance(error, NvcliError):
-        return error
-    reason = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
-    wrapped = EngineError(f"the step failed: {reason}")
-    wrapped.__cause__ = error
-    return wrapped

@@ -167,6 +167,34 @@ def test_nor_are_they_where_its_restrictions_leave_a_token(folder: Path, depth: 
     core.scheduler.check_idle()
 
 
+@pytest.mark.parametrize("pools", [(), (5, 6)])
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_what_is_pooled_is_numbers_or_an_error(
+    folder: Path, pools: tuple[int, ...], wrong: float
+) -> None:
+    core, log = make_core(folder, 1)
+    good = make(0)
+    good.pools, good.max_output_tokens = pools, 0
+    core.add(good)
+    run(core)
+    assert log.of(good)[-1].error is None
+    assert log.of(good)[-1].pooled
+
+    forward = core._device.model.forward  # type: ignore[attr-defined]
+    core._device.model.forward = lambda *args, **kwargs: torch.full_like(  # type: ignore[attr-defined]
+        forward(*args, **kwargs), wrong
+    )
+    bad = make(1)
+    bad.pools, bad.max_output_tokens = pools, 0
+    core.add(bad)
+    run(core)
+    last = log.of(bad)[-1]
+    assert last.finish_reason is FinishReason.ERROR
+    assert isinstance(last.error, EngineError)
+    assert last.pooled is None
+    core.scheduler.check_idle()
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_grammar_that_allows_nothing(folder: Path, depth: int) -> None:
     core, log = make_core(folder, depth)
