@@ -111,18 +111,11 @@ def test_what_memory_cannot_hold_is_not_tried() -> None:
 
 def test_hints_name_flags_that_exist() -> None:
     flags = set(re.findall(r'[" ](--[a-z-]+)[" ,]', Path(engine_options.__file__).read_text()))
-    for name in (
-        "kv_cache",
-        "device_state",
-        "token_tables",
-        "model_runner",
-        "step_runner",
-        "core",
-    ):
-        text = Path(kv_cache.__file__).with_name(f"{name}.py").read_text()
-        named = set(re.findall(r"--[a-z][a-z-]+[a-z]", text))
-        assert named, f"{name}.py has no hints"
-        assert named <= flags
+    flag = re.compile(r"(?<=[ \"])--[a-z][a-z-]+(?=[\s\".,])")
+    sources = Path(kv_cache.__file__).parent.glob("*.py")
+    named = {name for path in sources for name in flag.findall(path.read_text())}
+    assert {"--max-num-seqs", "--max-model-len", "--dtype"} <= named
+    assert named <= flags | {"--debug"}, "which all commands have"
     too_long = ContextLengthError.of_prompt(9, 8)
     assert too_long is not None
     assert set(re.findall(r"--[a-z-]+[a-z]", too_long.hint or "")) == {"--max-model-len"} & flags
