@@ -140,8 +140,8 @@ def _is_heading(line: str) -> bool:
 
 
 class Runs:
-    """What does something also takes the global options, after its name (`nvcli chat -q`), and what
-    the configuration files say.
+    """What runs something takes the global options, also after its name (`nvcli chat -q`), and what
+    the configuration files say. A mixin: what it calls on `super()` is Typer's.
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -231,11 +231,6 @@ class Group(HelpPages, TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _checked(self, ctx, args)
         return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Also a command: `nvcli bench` without a verb."""
-        check_overwrites(self, ctx)
-        return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
