@@ -37,7 +37,7 @@ _FLOPS_PER_S = 4.0e14
 _BYTES_PER_S = 3.6e12
 _STEP_S = 1.0e-3
 _SEQUENCE_S = 8.0e-6
-_ID_FIELDS = ("logit_bias", "allowed_token_ids", "stop_token_ids")
+_ID_FIELDS: tuple[str, ...] = ("logit_bias", "allowed_token_ids", "stop_token_ids")
 _MAX_NUM_SEQS = 256  # that run at once
 _DTYPE_BYTES = 2
 
@@ -137,7 +137,7 @@ def dry_run(
         if item.assigned.first_line is not None:
             duplicate = Duplicate(record.id, item.assigned.first_line, record.line)
             found.duplicates.append(duplicate)
-            _add_bad(found, failed(record, "duplicate_id", str(duplicate)))
+            _add_bad(found, failed(record, "duplicate_id", duplicate.message))
         elif item.is_finished:
             found.num_resumed += 1
         elif isinstance(record, Failure):
@@ -179,13 +179,15 @@ def _add(
         if isinstance(asked, EmbeddingRequest):
             check_dimensions(asked, model.hidden_size)
             limit = 0
+        others = _ID_FIELDS  # of the record: behind its first prompt
         for prompt in prompts:
             size = len(prompt.token_ids)
             if too_long := ContextLengthError.of_prompt(size, max_model_len, needs_room=limit != 0):
                 raise too_long
             _check_ids("prompt", prompt.token_ids, known)
-            for name in _ID_FIELDS:
+            for name in others:
                 _check_ids(name, record.sampling.get(name) or (), known)
+            others = ()
     except NvcliError as error:
         _add_bad(found, failure_of(record, error))
         return

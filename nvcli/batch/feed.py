@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.batch.attached import HttpEngine
 from nvcli.batch.identity import record_seed
-from nvcli.batch.prescan import can_prescan
+from nvcli.batch.prescan import Duplicate, can_prescan
 from nvcli.batch.records import Failure, Record, failed, failure_of
 from nvcli.batch.spelling import Teller
 from nvcli.batch.walk import walk
@@ -205,8 +205,8 @@ class Feed:
                     return
                 checked, first_line = item.parse(), item.assigned.first_line
                 if first_line is not None:
-                    message = f"id {checked.id[:80]!r} is that of line {first_line}"
-                    checked = failed(checked, "duplicate_id", message)
+                    twice = Duplicate(checked.id, first_line, checked.line)
+                    checked = failed(checked, "duplicate_id", twice.message)
                 if isinstance(checked, Failure):
                     if self._options.is_strict:
                         raise UsageError(f"line {checked.line}: {checked.message}")

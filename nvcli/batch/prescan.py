@@ -31,6 +31,11 @@ class Duplicate:
     first_line: int
     line: int
 
+    @property
+    def message(self) -> str:
+        """Of the record, whose line is told beside it."""
+        return f"id {self.id[:80]!r} is that of line {self.first_line}"
+
     def __str__(self) -> str:
         return f"id {self.id[:80]!r} of line {self.line} is that of line {self.first_line}"
 

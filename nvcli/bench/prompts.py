@@ -42,14 +42,22 @@ def _jsonl_prompts(raw: bytes, path: str) -> list[str | list[dict[str, Any]]]:
         if line.strip():
             value = json.loads(line)
             body = value.get("body", value)
-            if body.get("messages") is not None and body.get("prompt") is not None:
-                both = "the record has both messages and prompt"
+            asked = _questions(body)
+            beside = [] if body is value else _questions(value)
+            if len(asked) > 1 or beside:
+                one, other = asked[:2] if len(asked) > 1 else ("body", beside[0])
+                both = f"the record has both {one} and {other}"
                 raise UsageError(f"--data {path}, line {number}: {both}", param="data")
-            prompt = body["messages"] if "messages" in body else body["prompt"]
+            prompt = body[asked[0]] if asked else None
             if not isinstance(prompt, str | list) or not prompt:
                 raise ValueError("no prompt")
             prompts.append(prompt)
     return prompts
+
+
+def _questions(record: dict[str, Any]) -> list[str]:
+    """The keys that ask for something; null asks for nothing."""
+    return [key for key in ("messages", "prompt") if record.get(key) is not None]
 
 
 def _sharegpt_prompts(raw: bytes) -> list[str | list[dict[str, Any]]]:

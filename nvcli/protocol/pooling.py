@@ -73,6 +73,7 @@ def parse_embedding(
     fields = Fields(body)
     fields.alone("messages", "input", "content", "prompt")
     fields.alone("input", "content", "prompt")
+    fields.alone("content", "prompt")
     chat = None
     inputs: tuple[str | TokenIds, ...] = ()
     if fields.has("messages"):
@@ -224,6 +225,7 @@ def parse_score(body: object, *, is_strict: bool) -> PairRequest:
     """vLLM's request: `text_1` against `text_2`, one with many or each with its own."""
     fields = Fields(body)
     fields.alone("queries", "text_1", "text_2")
+    fields.alone("text_1", "documents")
     names = ("queries", "documents") if fields.has("queries") else ("text_1", "text_2")
     left, right = (_texts(fields, name) for name in names)
     if len(left) == 1:

@@ -147,7 +147,7 @@ def test_dry_run_counts_everything(tmp_path: Path) -> None:
     codes = {"context_length_exceeded": 1, "invalid_json": 1, "duplicate_id": 1}
     assert dict(found.codes) == codes
     assert [failure.line for failure in found.bad] == [3, 4, 5]
-    assert "id 'a' of line 5 is that of line 1" in found.bad[2].message
+    assert found.bad[2].message == "id 'a' is that of line 1"  # as a run says
     assert found.prompt_tokens == 8 + 37 + 3
     assert found.max_prompt_tokens == 37
     assert found.output_tokens == 20 + (100 - 37) + 5

@@ -343,6 +343,11 @@ def test_files_of_prompts(tmp_path: Path) -> None:
     lines.write_text('{"prompt": "a"}\n{"prompt": "a", "messages": [{}]}\n')
     with pytest.raises(UsageError, match=r"line 2: the record has both messages and prompt"):
         next(Workload(data=f"jsonl:{lines}").requests(vocab_size=9))
+    lines.write_text('{"url": "/v1/completions", "body": {"prompt": "p"}, "prompt": "x"}\n')
+    with pytest.raises(UsageError, match=r"line 1: the record has both body and prompt"):
+        next(Workload(data=f"jsonl:{lines}").requests(vocab_size=9))
+    lines.write_text('{"messages": null, "prompt": "hi"}\n')
+    assert next(Workload(data=f"jsonl:{lines}").requests(vocab_size=9)).prompt == "hi"
     shared = tmp_path / "s.json"
     shared.write_text(json.dumps([{"conversations": [{"from": "human", "value": "hi"}]}]))
     (message,) = next(Workload(data=f"sharegpt:{shared}").requests(vocab_size=9)).prompt

@@ -30,6 +30,7 @@ from nvcli.types import SamplingParams
 
 USER = [{"role": "user", "content": "hi"}]
 SCORE = {"queries": "a", "documents": "b"}
+TEXTS = {"text_1": "a", "text_2": "b"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -419,6 +420,8 @@ def test_a_request_about_the_prompt_may_ask_for_nothing_else(
         (read_embedding, {"input": "a"}, {"content": "b"}),
         (read_embedding, {"messages": USER}, {"prompt": "b"}),
         (partial(parse_score, is_strict=False), SCORE, {"text_1": "c"}),
+        (read_embedding, {"content": "a"}, {"prompt": "b"}),
+        (partial(parse_score, is_strict=False), TEXTS, {"documents": ["c"]}),
     ],
 )
 def test_two_questions_in_one_request(
