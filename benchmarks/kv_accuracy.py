@@ -70,8 +70,10 @@ def windows_of(args: argparse.Namespace, tokenizer: Tokenizer) -> list[tuple[lis
     return [(ids[start : start + args.window], 1) for start in starts]
 
 
-def run_side(args: argparse.Namespace, kv_cache_dtype: str, model: str | None = None) -> Side:
-    """model: in place of the one whose text it is."""
+def run_side(
+    args: argparse.Namespace, kv_cache_dtype: str, model: str | None = None, **options: Any
+) -> Side:
+    """model: in place of the one whose text it is; options: more of `EngineConfig`'s fields"""
     with LLM(
         model or args.model,
         device=args.device,
@@ -79,6 +81,7 @@ def run_side(args: argparse.Namespace, kv_cache_dtype: str, model: str | None = 
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max(args.window, 1024) + args.tokens,
         attention_backend=args.attention_backend,
+        **options,
     ) as llm:
         params = SamplingParams(max_tokens=0, prompt_logprobs=1)
         logprobs, likeliest = [], []

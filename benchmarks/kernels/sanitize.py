@@ -15,7 +15,7 @@ no compiler runs under it, and no two processes compile into one cache.
   most of the time. `--all-kernels` checks those too, and initcheck always does, which has to see
   who writes. Beside the tests runs a canary, which memcheck has to report.
 - Tests of several GPUs (`multi_gpu`) are left out: their ranks are processes that wait for each
-  other within kernels.
+  other within kernels. So are those whose work is a child process's (`child`): it is not followed.
 
 A test is clean when it passed, nothing was reported while it ran, and the sanitizer came to its own
 end and printed all that it had found. Appends a row to `benchmarks/results/sanitize.jsonl`, and
@@ -47,6 +47,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider"]
 PYTEST += ["--import-mode=importlib", "--tb=short", "-rfE"]
 CANARY = "benchmarks/kernels/canary.py::test_canary"
+CHECKED = "gpu and not multi_gpu and not child"
 VERDICTS = ("clean", "reported", "failed", "not run", "skipped")
 FOUND = 99  # the sanitizer's exit code when it has something to report
 GRACE_S = 45  # for the test under way when time is over
@@ -155,8 +156,8 @@ def main() -> int:
     if shutil.which("compute-sanitizer") is None:
         raise SystemExit("compute-sanitizer is not in PATH; it comes with the CUDA toolkit")
     begin = time.time()
-    captures = collect(args.paths, "gpu and captures and not multi_gpu")
-    tests = [test for test in collect(args.paths, "gpu and not multi_gpu") if test not in captures]
+    captures = collect(args.paths, f"{CHECKED} and captures")
+    tests = [test for test in collect(args.paths, CHECKED) if test not in captures]
     if not tests and not captures:
         raise SystemExit(f"no test marked gpu in {', '.join(args.paths)}")
     parts = [(part, False) for part in split(tests, args.processes)]

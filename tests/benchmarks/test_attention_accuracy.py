@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
+from benchmarks import attention_accuracy
 from benchmarks.attention_accuracy import distances, is_close
 from benchmarks.kv_accuracy import Side
 
@@ -41,3 +44,15 @@ def test_twice_as_far_is_the_most(
     plain = {"prompts": 0.1, "answers": 0.2, "answer_tokens": 40}
     found = {"prompts": prompts, "answers": answers, "answer_tokens": tokens}
     assert is_close(found, plain) is expected
+
+
+def test_fa2_is_measured_with_blocks_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        attention_accuracy,
+        "run_side",
+        lambda args, cache, **more: asked.append((args.attention_backend, args.dtype, more)),
+    )
+    for backend in ("fa3", "fa2"):
+        attention_accuracy.side_of(argparse.Namespace(dtype="float32"), backend, "bfloat16")
+    assert asked == [("fa3", "bfloat16", {}), ("fa2", "bfloat16", {"block_size": 256})]

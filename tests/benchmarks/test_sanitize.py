@@ -169,6 +169,11 @@ def test_skipped():
 def test_of_two():
     assert False
 
+@pytest.mark.gpu
+@pytest.mark.child
+def test_of_a_child():
+    assert False
+
 def test_of_no_gpu():
     assert False
 """
@@ -184,7 +189,7 @@ class Bench:
         self.folder = folder
         self._patch = monkeypatch
         (folder / "pytest.ini").write_text(
-            "[pytest]\nmarkers =\n    gpu\n    multi_gpu\n    captures\n"
+            "[pytest]\nmarkers =\n    gpu\n    multi_gpu\n    captures\n    child\n"
         )
         tool = folder / "bin" / "compute-sanitizer"
         tool.parent.mkdir()

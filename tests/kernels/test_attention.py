@@ -414,7 +414,7 @@ def test_backends_on_cuda(
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.captures])]
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.child])]
 )
 def test_a_start_imports_no_compiler_of_models(device: str) -> None:
     """`torch._dynamo` takes as long to import as torch itself, and nothing here needs it."""
