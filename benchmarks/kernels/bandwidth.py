@@ -1,9 +1,9 @@
-"""GB/s of the kernels whose floor is bytes, each in a CUDA graph over rotated data.
+"""GB/s of our kernels, and TFLOP/s of those that compute, each in a CUDA graph over rotated data.
 
     python -m benchmarks.kernels.bandwidth [products decode shared experts small prefill]
 
 Data is several times the L2 cache, so that nothing is read twice from it; a graph holds many calls,
-so that launching costs what it costs inside a captured step. Appends a row to
+so that launching costs what it costs inside a captured step. Appends a row a kind to
 `benchmarks/results/kernels.jsonl`.
 """
 
@@ -274,14 +274,23 @@ def measure_small(rows: int) -> dict[str, float]:
     out = torch.zeros(rows, device="cuda", dtype=torch.int32)
     counters = torch.zeros(rows, device="cuda", dtype=torch.int32)
 
+    embedding = torch.randn(151_936, 1024, device="cuda", dtype=bf16)
+    rotary = torch.randn(4096, 2, HEAD_DIM, device="cuda")
+    ids = torch.randint(151_936, (rows,), device="cuda")
+
     def sample(f: Any, i: Any) -> None:
         sampling.sample(logits, slots, slots * 0, f, i, tokens, out, counters, 151_936, tables)
 
     bodies: dict[str, Callable[[], Any]] = {
         "add_rms_norm": lambda: kernels.add_rms_norm(x, x, x[0], 1e-6),
+        "look_up": lambda: kernels.look_up(ids, slots, embedding, rotary, 0, 151_936),
         "silu_and_mul": lambda: kernels.silu_and_mul(wide),
+        "silu_and_mul_late": lambda: kernels.silu_and_mul(wide, x, 1e-6),
         "rotary_store": lambda: rotary_store.rope_norm_store(
             qkv, weight, cos, sin, 1e-6, cache, cache, slots
+        ),
+        "rotary_store_late": lambda: rotary_store.rope_norm_store(
+            qkv, weight, cos, sin, 1e-6, cache, cache, slots, None, x
         ),
         "sample_greedy": lambda: sample(greedy, params_i),
         "sample_random": lambda: sample(params_f, params_i),
@@ -298,6 +307,22 @@ def measure_small(rows: int) -> dict[str, float]:
 
         found[name] = 1e6 * seconds_in_graph(repeated) / 20
     return found
+
+
+def measure_gather(tokens: int) -> dict[str, float]:
+    """Keys and values of one row, from its pages into one piece a head."""
+    shape = (2, tokens // BLOCK, KV_HEADS, BLOCK, HEAD_DIM)
+    layers = [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(2, 3) for _ in range(8)
+    ]
+    ids = torch.randperm(tokens // BLOCK, device="cuda").int()
+
+    def body() -> None:
+        for k, v in layers:
+            kernels.gather_kv(k, v, ids)
+
+    seconds = seconds_in_graph(body) / len(layers)
+    return {"us": seconds * 1e6, "gb_s": 2 * layers[0].nbytes / seconds / 1e9}
 
 
 def measure_prefill(rows: int, tokens: int) -> dict[str, float]:
@@ -369,28 +394,26 @@ def measure_experts(rows: int) -> dict[str, float]:
 
 
 def measure_all(say: Callable[[str], None], kinds: Sequence[str] = KINDS) -> None:
-    metrics: dict[str, Any] = {}
+    measures = {
+        "products": _note_products,
+        "decode": _note_decode,
+        "shared": _note_shared,
+        "experts": _note_experts,
+        "small": _note_small,
+        "prefill": _note_prefill,
+    }
+    shapes = "Qwen3-0.6B where none is named, experts of 30B-A3B"
+    for kind in kinds:
+        metrics: dict[str, Any] = {}
 
-    def note(name: str, values: dict[str, Any]) -> None:
-        metrics[name] = _rounded(values)
-        say(f"{name}: {metrics[name]}")
+        def note(name: str, values: dict[str, Any], metrics: dict[str, Any] = metrics) -> None:
+            metrics[name] = _rounded(values)
+            say(f"{name}: {metrics[name]}")
 
-    measures = (
-        *(_note_products, _note_decode, _note_shared),
-        *(_note_experts, _note_small, _note_prefill),
-    )
-    with torch.inference_mode():
-        for kind, measure in zip(KINDS, measures, strict=True):
-            if kind in kinds:
-                measure(note)
-    write_row(
-        "kernels",
-        metrics=metrics,
-        config={
-            "shapes": "Qwen3-0.6B where none is named, experts of 30B-A3B",
-            "dtype": "bfloat16",
-        },
-    )
+        with torch.inference_mode():
+            measures[kind](note)
+        config = {"what": f"bandwidth, {kind}", "shapes": shapes, "dtype": "bfloat16"}
+        write_row("kernels", metrics=metrics, config=config, prints=False)
 
 
 def _note_products(note: Note) -> None:
@@ -432,6 +455,7 @@ def _note_experts(note: Note) -> None:
 def _note_small(note: Note) -> None:
     for rows in (1, 256):
         note(f"small_{rows}", measure_small(rows))
+    note("gather_16384", measure_gather(16_384))
 
 
 def _note_prefill(note: Note) -> None:

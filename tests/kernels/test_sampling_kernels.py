@@ -274,8 +274,8 @@ def test_sampling_on_cuda(dtype: torch.dtype, chunks: int, monkeypatch: pytest.M
     from nvcli.kernels import sampling
 
     monkeypatch.setattr(sampling, "CHUNKS_A_PROGRAM", ((1, chunks),))
-    for vocab, padded in ((290, 300), (4097, 4200), (151_669, 151_936)):
-        for seed in range(5):
+    for vocab, padded, seeds in ((290, 300, 5), (4097, 4200, 5), (151_669, 151_936, 2)):
+        for seed in range(seeds):
             check_sampling(vocab, padded, dtype, "cuda", seed)
 
 
