@@ -91,7 +91,7 @@ FP8_LAUNCHES = (
 )
 EARLY_WARPS = (2, 4, 8)
 DECODE_PROGRAMS = {  # an SM, by the largest step that is cut alike: rounds of three and four
-    1: (2, 3, 4, 6),
+    2: (2, 3, 4, 6),
     8: (2, 3, 4, 6),
     16: (3, 4, 6, 8),
     32: (3, 4, 6, 8),
@@ -101,7 +101,7 @@ DECODE_PROGRAMS = {  # an SM, by the largest step that is cut alike: rounds of t
     256: (8, 12, 16, 20, 24, 32),
 }
 FP8_PROGRAMS = {
-    1: (2, 3, 4, 8),
+    2: (2, 3, 4, 8),
     8: (2, 4, 6, 8),
     16: (4, 6, 8, 12),
     32: (4, 8, 12, 16),

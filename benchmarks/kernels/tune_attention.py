@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # By the largest step that is cut alike: rows, keys, and how many more or fewer a row may have.
 # Those give or take 460 are workload A as its sequences end.
 DECODE = {
-    1: ((1, 400, 0), (1, 4096, 0), (1, 16_384, 0)),
+    2: ((1, 400, 0), (1, 4096, 0), (1, 16_384, 0), (2, 2048, 0)),
     8: ((8, 400, 0), (8, 1024, 0)),
     16: ((16, 400, 0), (16, 1600, 460)),
     32: ((32, 400, 0), (32, 1024, 0), (24, 1500, 460)),
@@ -77,7 +77,7 @@ def tune_attention(is_time_left: IsTimeLeft, say: Say) -> dict[str, Any] | None:
         compile_all(usual, say)
         bodies = {limit: decode_bodies(limit) for limit in DECODE}
         found = tune_decode(usual, bodies, metrics, is_time_left, say)
-        few = {shape: body for shape, body in bodies[1].items() if is_early(shape, found)}
+        few = {shape: body for shape, body in bodies[2].items() if is_early(shape, found)}
         tried = [replace(found, early_warps=warps) for warps in candidates.EARLY_WARPS]
         found = try_out("decode, early", few, tried, found) if few else found
         del bodies, few
