@@ -12,6 +12,10 @@ Requests that come before the reply to an earlier one (pipelining) wait in line.
 the last of them that the client has left, and stops reading, so that it would not know; here all
 are told, and reading goes on for a few of them.
 
+What stands around the chunks of a body (their extensions, and trailers, which nobody asks for)
+counts as a head does. Some clients offer another protocol beside a request with a body (Java's by
+default, `curl --http2`); the offer is passed over, and the body is read as that of any request.
+
 A target may be a whole URL (`GET http://name/path`, as to a proxy), and its name then counts before
 `Host` (RFC 9112, 3.2.2). It comes as one more `host` header, and the rest as any other target.
 """
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 MAX_HEAD_BYTES = 64 * 1024
 ARRIVAL_S = 30.0  # for a head, and for each of the body's portions
 PORTION_BYTES = 32 * 1024  # what has to come of a body within that time
+MAX_FRAMING = 8  # bytes around each byte of a body in chunks, beside what a head may have
 MAX_AHEAD = 8  # requests that may come before the reply to an earlier one, and be read
 DEPARTURE_S = 60.0  # for each portion of what the client has still to take
 
@@ -87,16 +92,44 @@ class CountingTransport:
         return getattr(self._transport, name)
 
 
+class PlainParser(httptools.HttpRequestParser):
+    """A parser for which an offer of another protocol ends no request. httptools ends it with its
+    head and gives the rest back; so a head that says no more than how long the body is goes in
+    before that rest."""
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        rest = memoryview(data)
+        while True:
+            try:
+                super().feed_data(rest)
+            except httptools.HttpParserUpgrade as offer:
+                rest = rest[offer.args[0] :]
+                if framing := self._protocol.framing():
+                    self._protocol.is_between_heads = True
+                    super().feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
+                    self._protocol.is_between_heads = False
+            else:
+                return
+
+
 class GuardedProtocol(HttpToolsProtocol):
     arrival_s = ARRIVAL_S
     departure_s = DEPARTURE_S
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = PlainParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        self.is_between_heads = False
         self._is_complete = False  # no request is on its way in
         self._is_in_head = True
         self._num_head = 0
-        self._num_body = 0
+        self._num_behind_head = 0  # bytes, of reads that began there
+        self._num_body = 0  # of these, what the chunks hold
         self._num_body_before = 0  # when the clock was started
         self._clock: asyncio.TimerHandle | None = None
         self._cycles: list[Any] = []  # of requests whose reply is not over, in order
@@ -129,9 +162,15 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._num_head > MAX_HEAD_BYTES and not self._ends_soon(data):
                 self._refuse(HeadTooLargeError("the request's head is too large"))
                 return
+        elif not self._is_complete:
+            self._num_behind_head += len(data)
         super().data_received(data)
         if self._is_complete:
             self._stop_clock()
+            return
+        num_around = self._num_behind_head - self._num_body
+        if num_around > MAX_HEAD_BYTES + MAX_FRAMING * self._num_body:
+            self._refuse(HeadTooLargeError("what stands around the request's body is too large"))
         elif self._clock is None:
             self._start_clock()
 
@@ -141,11 +180,19 @@ class GuardedProtocol(HttpToolsProtocol):
         return b"\r\n\r\n" in data[: max(0, room)]
 
     def on_message_begin(self) -> None:
+        if self.is_between_heads:
+            return
         self._is_complete = False
         self._is_in_head = True
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        if not self.is_between_heads:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_in_head:
+            return  # a trailer
         super().on_header(name, value.rstrip(b" \t"))  # the parser leaves it, and it is no value
 
     def _split_whole_url(self) -> None:
@@ -159,11 +206,22 @@ class GuardedProtocol(HttpToolsProtocol):
         query = b"?" + target.query if target.query else b""
         self.url = (target.path or b"/") + query
 
+    def framing(self) -> bytes:
+        """The headers that tell how long the body is, as lines; empty when there is no body."""
+        lines = (
+            b"%b: %b\r\n" % header
+            for header in self.headers
+            if header[0] in (b"content-length", b"transfer-encoding")
+        )
+        return b"".join(lines)
+
     def on_headers_complete(self) -> None:
+        if self.is_between_heads:
+            return
         self._is_in_head = False
         if not self.url.startswith(b"/"):
             self._split_whole_url()
-        self._num_head = self._num_body = self._num_body_before = 0
+        self._num_head = self._num_body = self._num_body_before = self._num_behind_head = 0
         super().on_headers_complete()
         self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         self._cycles.append(self.cycle)
@@ -175,6 +233,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self.framing():
+            return  # its body comes
         self._is_complete = True
         super().on_message_complete()
 

@@ -103,6 +103,87 @@ def test_requests_in_a_row_on_one_connection(served: Served) -> None:
     assert send(served, data).count(b"HTTP/1.1 200") == 201
 
 
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        b"0\r\nx: " + b"y" * 1_000_000,
+        b"0\r\n" + b"x: y\r\n" * 200_000,
+        b"1;" + b"y" * 1_000_000,
+        b"1;" + b"y" * 100 + b"\r\nx\r\n" + (b"1;" + b"y" * 100 + b"\r\nx\r\n") * 10_000,
+    ],
+    ids=["long trailer", "many trailers", "long extension", "many extensions"],
+)
+def test_what_stands_around_a_body_is_bounded(served: Served, around: bytes) -> None:
+    """Nothing but time bounded it, and trailers were kept."""
+    head = POST + b"transfer-encoding: chunked\r\n\r\n"
+    with connect(served) as sock:
+        try:
+            sock.sendall(head + chunk(b" "))
+            for start in range(0, len(around), 50_000):
+                sock.sendall(around[start : start + 50_000])
+            answer = sock.recv(1 << 16)
+        except ConnectionError:  # it did not read so far
+            answer = b"HTTP/1.1 431 "
+    assert answer.startswith(b"HTTP/1.1 431 "), answer[:300]
+    check_good(served)
+
+
+def test_a_body_in_single_bytes_and_trailers(served: Served) -> None:
+    """Trailers that keep within their bounds are no headers of the request."""
+    text = json.dumps({**DEFAULTS, "user": "x" * 50_000})
+    body = b"".join(chunk(byte.encode()) for byte in text)
+    head = POST + b"transfer-encoding: chunked\r\n\r\n"
+    answer = send(served, head + body + b"0\r\nx-request-id: of-a-trailer\r\n\r\n")
+    assert b"Hello!" in answer
+    assert b"of-a-trailer" not in answer
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("is_one_piece", [False, True])
+def test_an_offer_of_another_protocol_is_passed_over(
+    served: Served, is_chunked: bool, is_one_piece: bool
+) -> None:
+    """As Java's client and `curl --http2` make it, with a body, and with requests behind it."""
+    body = json.dumps(DEFAULTS).encode()
+    offer = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n" + offer
+    head += b"content-type: application/json\r\n"
+    if is_chunked:
+        head += b"transfer-encoding: chunked\r\n\r\n"
+        body = chunk(body[:9]) + chunk(body[9:]) + b"0\r\n\r\n"
+    else:
+        head += b"content-length: %d\r\n\r\n" % len(body)
+    last = b"GET /version HTTP/1.1\r\n" + offer.replace(b"Upgrade,", b"close, Upgrade,")
+    last += b"host: localhost\r\n\r\n"
+    pieces = [head, body, head, body[:20], body[20:], last]
+    answer = b""
+    with connect(served) as sock:
+        for piece in [b"".join(pieces)] if is_one_piece else pieces:
+            sock.sendall(piece)
+            time.sleep(0.01)  # a read of its own for each
+        while piece := sock.recv(1 << 16):
+            answer += piece
+    assert answer.count(b"HTTP/1.1 200") == answer.count(b"HTTP/1.1") == 3, answer
+    assert answer.count(b"Hello!") == 2
+
+
+def test_an_offer_and_a_body_without_an_end(served: Served) -> None:
+    offer = b"connection: upgrade\r\nupgrade: websocket\r\n"
+    head = (POST + offer).replace(b"connection: close\r\n", b"")
+    for rest in (
+        b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\nZZ\r\n",
+    ):
+        answer = send(served, head + rest)
+        assert answer.startswith(b"HTTP/1.1 400 "), answer
+        assert b"this is no HTTP request" in answer
+    check_good(served)
+
+
 def test_a_request_in_line_may_be_slow_and_bad(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
