@@ -152,7 +152,8 @@ class Constraint:
 
     def follow(self, token_id: int, before: RouterState) -> None:
         """A token was routed. Raises `RequestError` when the grammar does not allow it, which is
-        so only when other restrictions of the request left nothing that it allows."""
+        so only when other restrictions of the request left nothing that it allows, and when the
+        grammar is too much for llguidance from here on."""
         if not self._is_armed:
             if self._router.state in _BEFORE_CONTENT:
                 return
@@ -167,6 +168,8 @@ class Constraint:
                 return
             self._newlines.clear()
         if not self._matcher.consume_token(token_id):
+            if "too many" in _reason(self._matcher).lower():  # of llguidance's limits
+                raise self._too_complex()
             raise RequestError(
                 "the grammar and the other restrictions of the request leave no token",
                 param="response_format",
@@ -192,8 +195,11 @@ class Constraint:
     def _grammar_mask(self) -> Mask:
         mask = _next_mask(self._matcher, self._compiler.num_words)
         if self._matcher.is_error():
-            raise RequestError(f"the grammar is too complex: {_reason(self._matcher)}")
+            raise self._too_complex()
         return mask
+
+    def _too_complex(self) -> RequestError:
+        return RequestError(f"the grammar is too complex: {_reason(self._matcher)}")
 
 
 def _next_mask(matcher: Any, num_words: int) -> Mask:

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvcli.engine.grammar import GrammarSpec
+from nvcli.engine.grammar import MAX_SOURCE, GrammarSpec
 from nvcli.protocol.fields import UnsupportedFieldError
 
 if TYPE_CHECKING:
@@ -129,10 +129,14 @@ def _of_kind(fields: Fields, name: str, kind: str) -> Structure:
     if kind == "regex":
         return Structure({"lark_grammar": f"start: {_regex(text)}"}, param)
     if "::=" in text:
+        if len(text) > MAX_SOURCE:  # the converter is slow, and nobody else runs meanwhile
+            fields.fail(name, f"has {len(text):,} characters, at most {MAX_SOURCE:,}")
         from llguidance import gbnf_to_lark
 
         try:
             text = str(gbnf_to_lark.gbnf_to_lark(text))
+        except RecursionError:
+            fields.fail(name, "is nested too deep")
         except Exception as error:  # noqa: BLE001 - whatever the converter trips over is the text's
             fields.fail(name, f"is no GBNF grammar: {' '.join(str(error).split())[:300]}")
     return Structure({"lark_grammar": text}, param)

@@ -339,6 +339,36 @@ def test_contradicting_restrictions_end_one_request(served: Served) -> None:
     assert ask(served, guided_choice=["one"], enable_thinking=False)["message"]["content"] == "one"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "a{1000000}"},
+        {"guided_grammar": 'root ::= "a"{100000}'},
+        {"guided_grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000},
+    ],
+    ids=["expressions", "items", "nesting"],
+)
+def test_a_grammar_that_is_too_much_is_told_so(served: Served, fields: dict[str, Any]) -> None:
+    """Also where its first mask could be made; it was blamed on other restrictions."""
+    body = {"model": MODEL, "messages": USER, "enable_thinking": False, **fields}
+    response = served.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert re.search("too (complex|deep)", response.json()["error"]["message"]), response.text
+
+
+def test_a_grammar_that_is_too_long_is_not_converted(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from llguidance import gbnf_to_lark
+
+    monkeypatch.setattr(gbnf_to_lark, "gbnf_to_lark", lambda _: pytest.fail("it was converted"))
+    text = 'root ::= "a"' + ' "a"' * 200_000
+    body = {"model": MODEL, "messages": USER, "guided_grammar": text}
+    response = served.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert "800,012 characters" in response.json()["error"]["message"]
+
+
 def test_streams_of_constrained_answers_equal_their_bodies(served: Served) -> None:
     fields = {"response_format": JSON_SCHEMA, "seed": 5, "enable_thinking": False, "n": 2}
     body = {"model": MODEL, "messages": USER, "max_tokens": 300, "temperature": 1.5, **fields}
