@@ -1,10 +1,11 @@
 """Files and folders, where the standard library gets them wrong for us or leaves them to us: a home
-that is not there, a file that is written whole, and where a child process looks for code.
+that is not there, a file that is read or written whole, and where a child process looks for code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import site
@@ -12,7 +13,11 @@ import stat
 import sys
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
+MAX_WHOLE_BYTES = 256 << 20  # read at once: more than any context holds
+MAX_DATA_BYTES = 1 << 30  # of the recorded traffic and the prompts that a bench takes
+_PIECE_BYTES = 1 << 20
 _NOWHERE = Path(os.devnull)  # no folder: nothing is found below it, nobody can write there
 
 
@@ -62,6 +67,20 @@ def why_not_writable(path: Path, *, replaces: bool = False) -> str | None:
     if not os.path.isdir(folder):
         return f"there is no folder {folder}"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
+
+
+def read_whole(source: Path | BinaryIO, limit: int = MAX_WHOLE_BYTES) -> bytes:
+    """All of a file or a stream, which may be a device that never ends. Raises `OSError`, also for
+    what is longer than the limit."""
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            return read_whole(file, limit)
+    data = bytearray()
+    while piece := source.read(_PIECE_BYTES):
+        data += piece
+        if len(data) > limit:
+            raise OSError(errno.EFBIG, f"it is longer than {limit >> 20} MiB")
+    return bytes(data)
 
 
 def write_whole(path: Path, data: bytes, *, is_synced: bool = False, mode: int = 0o666) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nvcli.models.store import stored_models
-from nvcli.paths import expand_user, home_folder, why_not_writable, write_whole
+from nvcli.paths import expand_user, home_folder, read_whole, why_not_writable, write_whole
 from nvcli.repl.store import SessionFile, latest_name
 from nvcli.types import Message
 from tests.cli.conftest import Cli, cli  # noqa: F401 - a fixture
@@ -112,3 +112,12 @@ def test_a_file_that_cannot_be_written_whole_stays_as_it_was(
     with pytest.raises(OSError, match="No space left"):
         write_whole(path, b"new", is_synced=True)
     assert (path.read_text(), list(tmp_path.iterdir())) == ("old", [path])
+
+
+def test_what_has_no_end_is_not_read_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"x" * 5_000_000)
+    assert read_whole(path) == read_whole(path, 5_000_000) == b"x" * 5_000_000
+    for source in (path, Path("/dev/zero")):
+        with pytest.raises(OSError, match="longer than 4 MiB"):
+            read_whole(source, 4 << 20)

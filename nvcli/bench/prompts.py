@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from nvcli.errors import UsageError
+from nvcli.paths import MAX_DATA_BYTES, read_whole
 
 
 def digest_of(data: str) -> str:
     kind, _, path = data.partition(":")
     try:
-        return f"{kind}:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}"
+        return f"{kind}:{hashlib.sha256(read_whole(Path(path), MAX_DATA_BYTES)).hexdigest()}"
     except OSError as exc:
         raise UsageError(f"--data {path}: {exc.strerror or exc}", param="data") from exc
 
@@ -25,7 +26,7 @@ def read_prompts(data: str) -> list[str | list[dict[str, Any]]]:
     """
     kind, _, path = data.partition(":")
     try:
-        raw = Path(path).read_bytes()
+        raw = read_whole(Path(path), MAX_DATA_BYTES)
         found = _jsonl_prompts(raw, path) if kind == "jsonl" else _sharegpt_prompts(raw)
     except OSError as exc:
         raise UsageError(f"--data {path}: {exc.strerror or exc}", param="data") from exc

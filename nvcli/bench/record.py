@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from nvcli.bench import checked
 from nvcli.errors import NvcliError, UsageError
-from nvcli.paths import state_folder
+from nvcli.paths import MAX_DATA_BYTES, read_whole, state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -229,7 +229,7 @@ def read_runs(path: Path) -> list[Run]:
     Raises `UsageError` naming the line that is no line of a run.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_whole(path, MAX_DATA_BYTES).split(b"\n")
     except OSError as exc:
         raise UsageError(f"cannot read {path}: {exc.strerror or exc}") from exc
     return parse_runs(lines, str(path))

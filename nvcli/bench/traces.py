@@ -25,6 +25,7 @@ import numpy as np
 
 from nvcli.bench.workload import Planned, cut_to
 from nvcli.errors import UsageError
+from nvcli.paths import MAX_DATA_BYTES, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -102,7 +103,7 @@ def _from_zero(entries: list[Entry]) -> list[Entry]:
 def read_trace(path: Path) -> Trace:
     """Raises `UsageError` for a file of none of the four kinds, naming the line that is wrong."""
     try:
-        raw = path.read_bytes()
+        raw = read_whole(path, MAX_DATA_BYTES)
     except OSError as exc:
         raise UsageError(f"--trace {path}: {exc.strerror or exc}", param="trace") from exc
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from nvcli.errors import UsageError
+from nvcli.paths import read_whole
 from nvcli.repl.files import decode, fence, read_file
 from nvcli.repl.screen import repair
 
@@ -49,7 +50,7 @@ def read_stdin(
     try:
         if note is not None and not _is_ready(sys.stdin):
             note("waiting for standard input; --no-stdin leaves it out")
-        return decode(sys.stdin.buffer.read(), "standard input", warn)
+        return decode(read_whole(sys.stdin.buffer), "standard input", warn)
     except OSError as exc:
         raise UsageError(f"cannot read standard input: {exc.strerror or exc}") from exc
 

@@ -16,6 +16,7 @@ from nvcli.cli.command import settings_of, typed_names
 from nvcli.cli.engine_options import EngineOptions, check_replicas, one_model, replicas_loader
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.errors import UsageError
+from nvcli.paths import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +126,7 @@ def read_keys(path: Path | None) -> tuple[str, ...]:
     keys = []
     if path is not None:
         try:
-            lines = path.read_text("utf-8").splitlines()
+            lines = read_whole(path).decode("utf-8").splitlines()
         except (OSError, ValueError) as exc:
             reason = getattr(exc, "strerror", None) or "it is no UTF-8 text"
             raise UsageError(f"cannot read {path}: {reason}", param="api_key_file") from exc

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import ModelError, UnsupportedModelError
+from nvcli.paths import read_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ class JsonFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_whole(path).decode("utf-8"))
         except (ValueError, RecursionError) as err:  # bad JSON and bad UTF-8 alike
             raise ModelError(f"{path} is not valid JSON: {err}") from err
         except OSError as err:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from nvcli.errors import UsageError
-from nvcli.paths import expand_user
+from nvcli.paths import expand_user, read_whole
 from nvcli.repl.screen import repair
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def decode(data: bytes, name: str, warn: Callable[[str], None]) -> str:
 def read_file(path: Path, warn: Callable[[str], None]) -> str:
     """Raises `UsageError` for what cannot be read."""
     try:
-        return decode(path.read_bytes(), str(path), warn)
+        return decode(read_whole(path), str(path), warn)
     except OSError as exc:
         raise UsageError(f"cannot read {path}: {exc.strerror or exc}", param="file") from exc
 

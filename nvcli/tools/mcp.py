@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nvcli.errors import NvcliError, UsageError
+from nvcli.paths import read_whole
 from nvcli.tools.toolbox import ToolError, ToolSpec
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def require_sdk() -> None:
 def read_servers(path: Path) -> dict[str, dict[str, Any]]:
     """The entries of `mcpServers`, checked. Raises `UsageError` naming the server."""
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(read_whole(path).decode("utf-8"))
     except OSError as exc:
         raise UsageError(f"cannot read {path}: {exc.strerror or exc}", param="mcp") from exc
     except (ValueError, RecursionError) as exc:

@@ -142,3 +142,11 @@ def test_narrow_terminals(
         assert cells(line) <= width or longest > width - 21, line  # behind a doctor's two columns
     if args != ["doctor"]:  # which sees the terminal
         assert narrow.split() == cli(*args).out.split()
+
+
+@pytest.mark.parametrize("option", ["--file", "--schema"])
+def test_a_device_without_an_end(cli: Cli, option: str) -> None:
+    """It was read until the machine had no memory."""
+    result = cli("chat", option, "/dev/zero", "x")
+    assert result.code == 2
+    assert result.err == "nvcli: cannot read /dev/zero: it is longer than 256 MiB\n"
