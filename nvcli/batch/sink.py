@@ -13,12 +13,10 @@ import os
 import select
 import stat
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 from nvcli.errors import ClosedPipeError, NvcliError, UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class OutputError(NvcliError):
@@ -87,7 +85,8 @@ class OutputLock:
 
     def __init__(self, output: Path) -> None:
         self._output = output
-        self._path = output.with_name(output.name + ".lock")
+        path = Path(os.path.abspath(output))  # `.` and `/` have no name of their own
+        self._path = path.parent / f"{path.name}.lock"
         self._fd = -1
 
     def __enter__(self) -> Self:

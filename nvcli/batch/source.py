@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,12 +56,18 @@ def open_chunks(path: str) -> Iterator[Iterator[bytes]]:
     `InputError`.
     """
     name = "standard input" if path == "-" else path
-    fd = 0 if path == "-" else _open(path)
+    fd = _standard_input() if path == "-" else _open(path)
     try:
         yield _of_utf8(_unpack(_read(fd, name), name), name)
     finally:
         if path != "-":
             os.close(fd)
+
+
+def _standard_input() -> int:
+    if sys.stdin is None or sys.stdin.closed:
+        raise UsageError("cannot read standard input: it is closed")
+    return 0
 
 
 def _open(path: str) -> int:

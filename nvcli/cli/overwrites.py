@@ -63,7 +63,7 @@ def _batch_output(text: str) -> list[Path]:
     if text in ("-", "/dev/stdout"):
         return []
     path = Path(os.path.realpath(text))
-    return [Path(text), *(path.with_name(path.name + end) for end in _BESIDE)]
+    return [Path(text), *(path.parent / f"{path.name}{end}" for end in _BESIDE)]
 
 
 _BESIDE = (".meta.json", ".lock", ".tmp")

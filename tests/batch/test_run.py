@@ -443,9 +443,18 @@ def test_no_standard_error_is_no_reason_to_stop() -> None:
     assert (done.returncode, done.stdout.count(b"\n")) == (4, 2)
 
 
-def test_a_folder_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_a_folder_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match="it is a folder"):
         run_here(tmp_path, tmp_path / "out.jsonl", engine_bug="never loaded")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    for name in (".", "..", "./"):  # those that have no name of their own, too
+        with pytest.raises(UsageError, match="is a folder"):
+            run_here(tmp_path / "in.jsonl", Path(name), engine_bug="never loaded")
+    assert [*(tmp_path / "here").iterdir()] == []
 
 
 def test_gzip_input(tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ def test_only_what_may_be_an_id_is_offered_to_be_fetched(cli: Cli) -> None:
         assert ("nvcli models pull" in said) == is_id, said
 
 
-@pytest.mark.parametrize("args", [["tokens"], ["tokens", "-"], ["chat", "-f", "-", "x"]])
+@pytest.mark.parametrize(
+    "args",
+    [["tokens"], ["tokens", "-"], ["chat", "-f", "-", "x"], ["batch", "-", "--dry-run"]],
+)
 def test_a_closed_standard_input_that_is_asked_for(args: list[str]) -> None:
     """It was taken for an empty text: 0 tokens, or a question about nothing."""
     command = ["/bin/sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "nvcli", *args]

@@ -229,3 +229,11 @@ def test_every_option_that_names_a_file_has_its_place() -> None:
     assert found, "it is looked for"
     assert found <= known, "say in nvcli/cli/overwrites.py whether it is read or written"
     assert not set(READS) & set(WRITES)
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_a_folder_without_a_name_is_no_output(cli: Cli, name: str) -> None:
+    """It was an unexpected error."""
+    result = cli("batch", "in.jsonl", "-o", name, "--dry-run")
+    assert (result.code, result.out) == (2, "")
+    assert f"{name} is a folder" in result.err
