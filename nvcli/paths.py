@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from nvcli.errors import DeviceError
+
 MAX_WHOLE_BYTES = 256 << 20  # read at once: more than any context holds
 MAX_DATA_BYTES = 1 << 30  # of the recorded traffic and the prompts that a bench takes
 _PIECE_BYTES = 1 << 20
@@ -37,6 +39,18 @@ def xdg_folder(variable: str, usual: str) -> Path:
 def state_folder() -> Path:
     """`$XDG_STATE_HOME/nvcli`."""
     return xdg_folder("XDG_STATE_HOME", ".local/state") / "nvcli"
+
+
+def check_current_folder() -> None:
+    """Raises `DeviceError` where it was removed: MKL, which comes with torch, would end the process
+    while that is imported."""
+    try:
+        os.getcwd()
+    except OSError as exc:
+        raise DeviceError(
+            "the folder that this was started in is gone, and torch needs one",
+            hint="Start it in another.",
+        ) from exc
 
 
 def expand_user(path: str | Path) -> Path:

@@ -132,6 +132,10 @@ def _run(args: list[str], settings: Settings) -> int:
         return ClosedPipeError.exit_code
     except OSError as exc:
         return _report(_io_error(exc), settings)
+    except MemoryError:
+        return _report(
+            NvcliError("there is not enough memory, or ulimit allows too little"), settings
+        )
     except Exception as exc:  # noqa: BLE001 - the last resort, promised to users as one line
         reason = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
         hint = "This is a bug; --debug shows where."

@@ -21,6 +21,7 @@ from nvcli import __version__
 from nvcli.cli.console import is_terminal
 from nvcli.cli.models import find_local, size_text
 from nvcli.errors import NvcliError
+from nvcli.paths import check_current_folder
 from nvcli.types import FP8_BLOCK
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class Check:
 
 def run_checks(config: EngineConfig) -> Iterator[Check]:
     yield Check("nvcli", State.OK, f"{__version__}, Python {platform.python_version()}")
+    try:
+        check_current_folder()
+    except NvcliError as exc:
+        yield Check("folder", State.FAIL, exc.message, exc.hint)
+        return
     yield from _software()
     yield _driver()
     device: Any = None

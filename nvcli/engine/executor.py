@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nvcli.engine.plan_record import encode_plan
 from nvcli.engine.workers import Workers
 from nvcli.errors import EngineClosedError, UsageError
+from nvcli.paths import check_current_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ def make_device(
     """Load the model as the configuration says. Raises what `ModelRunner` raises, and
     `UsageError` for a `tensor_parallel_size` that does not fit the model or the machine.
     """
+    check_current_folder()
     if config.tensor_parallel_size > 1:
         return TensorParallelDevice(folder, model_config, config, vocab_size=vocab_size)
     from nvcli.engine.model_runner import ModelRunner

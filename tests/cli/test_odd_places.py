@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from nvcli.logs import configure_logging
+from nvcli.paths import module_environment
 from nvcli.repl.screen import Screen
 from nvcli.repl.wrap import cells
 from tests.cli.conftest import Cli
@@ -153,3 +154,30 @@ def test_a_device_without_an_end(cli: Cli, option: str) -> None:
     result = cli("chat", option, "/dev/zero", "x")
     assert result.code == 2
     assert result.err == "nvcli: cannot read /dev/zero: it is longer than 256 MiB\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code"), [(["chat", "x"], 3), (["doctor"], 1), (["tokens", "x"], 0)]
+)
+def test_a_folder_that_is_gone(tmp_path: Path, args: list[str], code: int) -> None:
+    """What comes with torch ended the process, with words and a code of its own."""
+    script = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    command = ["/bin/sh", "-c", script, "sh", sys.executable, "-P", "-m", "nvcli", *args]
+    environment = module_environment()
+    ran = subprocess.run(
+        command, capture_output=True, check=False, cwd=tmp_path, env=environment, text=True
+    )
+    assert ran.returncode == code, ran.stderr
+    said = "the folder that this was started in is gone"
+    assert (said in ran.stdout + ran.stderr) == (code != 0)
+    assert ran.stderr.count("\n") <= 1
+
+
+def test_no_memory_is_no_bug(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("nvcli.cli.tokens.read_stdin", refuse)
+    result = cli("tokens", "-")
+    assert result.code == 1
+    assert result.err == "nvcli: there is not enough memory, or ulimit allows too little\n"
