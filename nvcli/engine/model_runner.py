@@ -169,14 +169,17 @@ class ModelRunner(StepRunner):
         from nvcli.models import load_model
 
         assert folder is not None, "a folder, or a model"
-        model = load_model(
-            folder,
-            self.model_config,
-            device=self.device,
-            dtype=self.dtype,
-            load_format=self.config.load_format,
-            group=self.group,
-        )
+        width = 1 if self.model_config.is_fp8 else self.dtype.itemsize
+        size = self.model_config.least_params * width // self.group.size
+        with _refused_weights(size, self.device):
+            model = load_model(
+                folder,
+                self.model_config,
+                device=self.device,
+                dtype=self.dtype,
+                load_format=self.config.load_format,
+                group=self.group,
+            )
         if self.device.type == "cuda" and kernels.uses_triton() and not self.config.deterministic:
             with torch.inference_mode():
                 model.fold_norms()
@@ -389,6 +392,24 @@ class ModelRunner(StepRunner):
         del self.model, self.kv_cache, self.state, self.sampler, self.graphs, self._step_sampler
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+@contextmanager
+def _refused_weights(size: int, device: torch.device) -> Iterator[None]:
+    """size: bytes that they need at least. What main memory cannot hold is not tried, as the system
+    may kill us only later."""
+    message = f"the weights need {format_bytes(size)} or more"
+    hint = "Take a smaller model, or more memory."
+    if device.type == "cpu" and size > (free := available_memory()):
+        raise OutOfMemoryError(f"{message}, and {format_bytes(free)} are available", hint=hint)
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # of the CPU it is no class of its own
+        words = ("allocate memory", "not enough memory", "size calculation overflowed")
+        is_refusal = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        if not is_refusal and not any(word in str(error) for word in words):
+            raise
+        raise OutOfMemoryError(f"{message}, and the device refused it", hint=hint) from error
 
 
 @contextmanager

@@ -97,6 +97,13 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @property
+    def least_params(self) -> int:
+        """All weights but norms, biases and a head of its own, and the table of positions."""
+        idle = self.moe.num_experts - self.moe.num_experts_per_tok if self.moe else 0
+        found = self.linear_params + idle * self.expert_params + self.vocab_size * self.hidden_size
+        return found + self.max_model_len * self.head_dim
+
+    @property
     def num_moe_layers(self) -> int:
         return sum(self.moe.has_experts(i) for i in range(self.num_layers)) if self.moe else 0
 
@@ -224,8 +231,8 @@ def _architecture(raw: JsonFile) -> str:
     if not isinstance(names, list) or not names:
         raise raw.error("architectures is missing")
     for name in names:
-        if name in FAMILIES:
-            return cast(str, name)
+        if isinstance(name, str) and name in FAMILIES:
+            return name
     raise UnsupportedModelError(
         f"architecture {names[0]} is not supported", hint=f"Supported: {', '.join(FAMILIES)}."
     )

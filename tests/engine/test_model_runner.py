@@ -19,6 +19,7 @@ from nvcli.engine.step import BlockWrite, Row, SlotInit, StepDevice, StepPlan, S
 from nvcli.errors import DeviceError, EngineClosedError, EngineError, OutOfMemoryError, UsageError
 from nvcli.kernels.noise import noise_keys, uniforms
 from nvcli.models.config import ModelConfig
+from nvcli.parallel import SOLO
 from nvcli.types import SamplingParams
 from tests.fp8_checkpoint import FP8, write_fp8_checkpoint
 from tests.tiny import write_tiny_checkpoint
@@ -386,6 +387,49 @@ def test_pool_follows_the_share_of_memory(folder: Path, monkeypatch: pytest.Monk
         runner(2 * weights)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_layers": 10**9},
+        {"vocab_size": 2**40},
+        {"head_dim": 2**40},
+        {"max_position_embeddings": 2**62},
+    ],
+)
+def test_a_model_that_no_memory_holds(folder: Path, changes: dict[str, int]) -> None:
+    """What a config.json says may be anything; it was built until the system killed us."""
+    model_config = dataclasses.replace(ModelConfig.from_hf(folder), **changes)
+    with pytest.raises(
+        OutOfMemoryError, match=r"the weights need .* or more, and .* are available"
+    ):
+        ModelRunner(folder, model_config, EngineConfig(device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_refusal"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("a bug"), False),
+    ],
+)
+def test_weights_that_the_device_refuses(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_refusal: bool
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("nvcli.models.load_model", refuse)
+    with pytest.raises(OutOfMemoryError if is_refusal else RuntimeError) as caught:
+        make_runner(folder)
+    if is_refusal:
+        assert "the weights need" in str(caught.value)
+        assert "and the device refused it" in str(caught.value)
+    else:
+        assert caught.value is error
+
+
 @pytest.mark.parametrize("max_num_seqs", [10_000_000, 2**31 - 1])
 def test_tables_that_do_not_fit(folder: Path, max_num_seqs: int) -> None:
     with pytest.raises(OutOfMemoryError, match=f"tables of {max_num_seqs} sequences") as caught:
@@ -628,8 +672,8 @@ def test_norms_come_late_where_our_kernels_run_and_rows_may_depend_on_one_anothe
         device=torch.device(device),
         dtype=torch.bfloat16,
         config=EngineConfig(deterministic=deterministic),
-        model_config=None,
-        group=None,
+        model_config=SimpleNamespace(is_fp8=False, least_params=1),
+        group=SOLO,
     )
     assert ModelRunner._load_model(runner, Path()) is model
     assert folded == [True] * is_folded

@@ -358,6 +358,11 @@ def test_default_rope_in_transformers_5_style(tmp_path: Path) -> None:
         ),
         ({"architectures": []}, CONFIG + "architectures is missing"),
         (
+            {"architectures": [["x"]]},
+            "architecture ['x'] is not supported. "
+            "Supported: Qwen3ForCausalLM, Qwen3MoeForCausalLM, Qwen2ForCausalLM, LlamaForCausalLM.",
+        ),
+        (
             {"quantization_config": {"quant_method": "awq", "bits": 4}},
             CONFIG + "quantization_config: quant_method 'awq' is not supported, only 'fp8'",
         ),
