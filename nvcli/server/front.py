@@ -4,6 +4,7 @@ error object where something was raised, a count. Plain ASGI, so that streams co
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -32,6 +33,7 @@ from nvcli.server.errors import (
 )
 from nvcli.server.hosts import AllowedHosts
 from nvcli.server.json_io import dumps
+from nvcli.server.state import shutting_down
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -186,6 +188,7 @@ class _Exchange:
         self.started = time.perf_counter()
         self.status = 0
         self.has_started = False
+        self._is_whole = False  # the body is all here
         self._receive = receive
         self._send = send
         self._state = state
@@ -227,14 +230,30 @@ class _Exchange:
         raise BodyTooLargeError(f"the body is larger than {self._max_body_bytes:,} bytes")
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        message = await (self._receive() if self._is_whole else self._receive_unless_draining())
         if message["type"] == "http.request":
+            self._is_whole = not message.get("more_body", False)
             size = len(message.get("body", b""))
             self._num_bytes += size
             self._state.count_body(size)
             if self._num_bytes > self._max_body_bytes:
                 self._too_large()
         return message
+
+    async def _receive_unless_draining(self) -> Message:
+        """Raises `NotReadyError` where the server drains, and would have to wait for the body."""
+        arriving = self._state.arriving
+        try:
+            async with asyncio.timeout(0 if self._state.is_draining else None) as limit:
+                arriving.add(limit)
+                try:
+                    return await self._receive()
+                finally:
+                    arriving.discard(limit)
+        except TimeoutError:
+            if self.has_started:  # it is answered without its body
+                return await self._receive()
+            raise shutting_down() from None
 
     def forget_body(self) -> None:
         """It is answered, or given up."""
@@ -247,6 +266,8 @@ class _Exchange:
             self.status = message["status"]
             if self.scope["path"].startswith("/v1/messages"):  # Anthropic's name for it
                 self.headers.append((b"request-id", self.request_id.encode()))
+            if self._state.is_draining:  # the next request would be refused
+                self.headers.append((b"connection", b"close"))
             elapsed = int((time.perf_counter() - self.started) * 1e3)
             message["headers"] = [
                 *message.get("headers", ()),

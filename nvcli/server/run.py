@@ -26,8 +26,8 @@ from nvcli.errors import NvcliError, UsageError
 from nvcli.heap import frozen_heap
 from nvcli.paths import why_not_writable, write_whole
 from nvcli.server.app import create_app
-from nvcli.server.errors import NotReadyError
 from nvcli.server.hangup import Hangup
+from nvcli.server.state import shutting_down
 from nvcli.text.words import counted
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ class _Server:
                         await self._watch(stopping)
                         await self._drain()
             finally:
+                self._app.state.stop_accepting()
                 uvicorn.should_exit = True
                 await asyncio.wait({answering}, timeout=CLOSE_TIMEOUT_S + 1)
                 await asyncio.to_thread(self._app.state.mcp.close)
@@ -215,18 +216,17 @@ class _Server:
 
     async def _drain(self) -> None:
         state = self._app.state
-        state.is_draining = True  # the batches may take their time
-        if state.num_requests:
-            self._note(
-                f"draining {counted(state.num_requests, 'request')}; a second signal ends at once"
-            )
+        num_running = state.num_requests - len(state.arriving)
+        state.stop_accepting()  # the batches may take their time
+        if num_running:
+            self._note(f"draining {counted(num_running, 'request')}; a second signal ends at once")
         if state.batches is not None:
             await asyncio.to_thread(state.batches.stop)
         if not await state.drain(self.config.drain_timeout):
             self._note(f"{counted(state.num_requests, 'request')} did not end in time")
             # Whoever waits for the engine, or for a tool, is told while there is a connection;
             # cancelled with it, a stream would break off. The engine itself may hang.
-            state.bridge.end(NotReadyError("the server is shutting down", hint="Try another one."))
+            state.bridge.end(shutting_down())
             tools = asyncio.to_thread(state.mcp.close)
             await asyncio.gather(tools, state.drain(CLOSE_TIMEOUT_S))
 

@@ -33,6 +33,10 @@ NUM_LARGE = 2  # that are read and tokenized at once
 MAX_BODIES = 16  # of the largest size, on their way at once; smaller ones in proportion
 
 
+def shutting_down() -> NotReadyError:
+    return NotReadyError("the server is shutting down", hint="Try another one.")
+
+
 class ServerState:
     """One per app. Everything but `load` runs in the event loop's thread."""
 
@@ -42,6 +46,7 @@ class ServerState:
         self.is_draining = False
         self.num_requests = 0  # HTTP requests on their way, those about the server left out
         self.num_body_bytes = 0  # of requests on their way
+        self.arriving: set[asyncio.Timeout] = set()  # limits of those whose body is not all here
         self.metrics = Metrics(self)
         self.responses = Store(config.store_limit)
         self.completions = Store(config.store_limit)
@@ -91,7 +96,7 @@ class ServerState:
     def check_accepting(self) -> None:
         """Raises `NotReadyError` unless new work is taken."""
         if self.is_draining:
-            raise NotReadyError("the server is shutting down", hint="Try another one.")
+            raise shutting_down()
         if not self.bridge.llm.is_alive:
             raise NotReadyError("the engine has stopped", hint="The server must be restarted.")
 
@@ -147,9 +152,17 @@ class ServerState:
         if self.num_requests == 0:
             self._idle.set()
 
+    def stop_accepting(self) -> None:
+        """Refuse new work, and requests that are still being sent: they have not begun, and their
+        clients may take as long as they like."""
+        if not self.is_draining:
+            self.is_draining = True
+            for limit in self.arriving:
+                limit.reschedule(0.0)
+
     async def drain(self, timeout: float) -> bool:
         """Refuse new work and wait for what runs. False when time ran out."""
-        self.is_draining = True
+        self.stop_accepting()
         deadline = time.monotonic() + timeout
         while self.num_requests > 0:
             left = deadline - time.monotonic()

@@ -120,6 +120,65 @@ def test_ready_then_drain_then_exit_0(start: Start, tmp_path: Path) -> None:
     assert not process.ready_file.exists()
 
 
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n"
+
+
+def send(process: Process, data: bytes) -> socket.socket:
+    """A connection on which these bytes have reached the server, and nothing comes after them."""
+    host, port = process.wait_ready()["url"].removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    sock.sendall(data)
+    with process.client() as other:
+        assert other.get("/live").status_code == 200  # it reads in the order of arrival
+    return sock
+
+
+def read_to_end(sock: socket.socket) -> bytes:
+    with sock:
+        return b"".join(iter(lambda: sock.recv(1 << 16), b""))
+
+
+def test_what_has_not_arrived_holds_up_no_drain(start: Start, tmp_path: Path) -> None:
+    """Whoever is still sending is refused at once; what is being answered is finished."""
+    process = start(answer="x" * 60, answer_gate=str(tmp_path / "gate"), drain_timeout=1e6)
+    in_body = [
+        send(process, POST + b"\r\n{"),
+        send(process, POST + b"expect: 100-continue\r\n\r\n"),
+    ]
+    others = [send(process, data) for data in (b"", POST, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")]
+    with process.client() as client, process.client() as other:
+        thread = process.ask(client)
+        process.signal_and_see(signal.SIGTERM, other)
+        in_body.append(send(process, POST + b"\r\n{"))  # while it drains
+        for sock in in_body:
+            reply = read_to_end(sock).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+            assert reply.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nconnection: close\r\n" in reply
+            assert reply.count(b"the server is shutting down") == 1
+        assert thread.is_alive(), "the answer is on its way"
+        (tmp_path / "gate").touch()
+        thread.join()
+    assert process.answer.endswith("data: [DONE]\n\n")
+    assert [read_to_end(sock)[:15] for sock in others] == [b"", b"", b"HTTP/1.1 200 OK"]
+    code, out = process.end()
+    assert code == 0
+    assert "draining 1 request;" in out
+
+
+def test_half_a_body_does_not_hold_up_the_end_of_loading(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "serve.sock"
+    process = start(uds=str(path), load_gate="/nowhere", close_s=1e6)
+    wait_listening(path)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(path))
+        sock.sendall(POST.replace(CHAT.encode(), b"/tokenize") + b"\r\n{")
+        with client_of(path) as client:
+            assert client.get("/health").status_code == 503
+        process.process.send_signal(signal.SIGTERM)
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+    assert process.end()[0] == 0
+
+
 def test_the_drain_has_a_timeout(start: Start) -> None:
     process = start(answer_gate="/nowhere", drain_timeout=0.3, close_s=0.3)  # it never comes
     with process.client() as client:
