@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from nvcli.batch.options import ProgressMode
+from nvcli.logs import log_said
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,7 +182,7 @@ class Progress:
         elif self._mode is ProgressMode.JSON:
             self._write(json.dumps(counts.as_json()) + "\n")
         else:
-            self._write(counts.as_text() + "\n")
+            self._say(counts.as_text())
 
     def status(self, counts: Counts) -> None:
         """One line now, because somebody asked."""
@@ -192,24 +194,28 @@ class Progress:
     def note(self, text: str) -> None:
         """A line of its own, above the bar."""
         self._clear()
-        self._write(text + "\n")
+        self._say(text)
 
     def warn(self, text: str) -> None:
         """Of something that may not be as it was meant."""
         if not self._is_quiet:
-            self.note(f"nvcli: {text}")
+            self._clear()
+            self._write(f"nvcli: {text}\n")
+        log_said(text, logging.WARNING)
 
     def finish(self, counts: Counts, *, is_whole: bool = True) -> None:
         """The last state; a run that spoke so far also says how it ended. The last object of JSON
         is `done` where the input was, and `stopped` after an early end."""
         self._clear()
+        took = format_duration(counts.elapsed_s)
+        tokens = f"{counts.prompt_tokens:,} + {counts.completion_tokens:,} tokens"
+        text = f"{counts.as_text()} · {tokens} in {took}"
+        log_said(text)
         if self._mode is ProgressMode.JSON:
             event = "done" if is_whole else "stopped"
             self._write(json.dumps({**counts.as_json(), "event": event}) + "\n")
         elif self._mode is not ProgressMode.NONE and not self._is_silent:
-            took = format_duration(counts.elapsed_s)
-            tokens = f"{counts.prompt_tokens:,} + {counts.completion_tokens:,} tokens"
-            self._write(f"{counts.as_text()} · {tokens} in {took}\n")
+            self._write(text + "\n")
 
     def _draw(self, text: str) -> None:
         width = shutil.get_terminal_size().columns
@@ -221,6 +227,10 @@ class Progress:
         if self._has_bar:
             self._write("\r\x1b[K")
             self._has_bar = False
+
+    def _say(self, text: str) -> None:
+        self._write(text + "\n")
+        log_said(text.removeprefix("nvcli: "))
 
     def _write(self, text: str) -> None:
         with suppress(OSError, ValueError):

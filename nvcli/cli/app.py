@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import signal
 import sys
 import traceback
@@ -20,6 +21,8 @@ from nvcli.cli.complaints import usage_error
 from nvcli.cli.console import ColorMode, hold_closed_streams, print_text, report, silence
 from nvcli.cli.interrupts import end_on_signals, interrupts_never_lost
 from nvcli.errors import ClosedPipeError, InterruptedRunError, NvcliError, UsageError
+from nvcli.logs import log_said
+from nvcli.repl.screen import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,9 +139,10 @@ def _run(args: list[str], settings: Settings) -> int:
         return _report(
             NvcliError("there is not enough memory, or ulimit allows too little"), settings
         )
-    except Exception as exc:  # noqa: BLE001 - the last resort, promised to users as one line
+    except Exception as exc:  # the last resort, promised to users as one line
         reason = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
         hint = "This is a bug; --debug shows where."
+        logging.getLogger("nvcli").debug("unexpected error", exc_info=True)
         return _report(NvcliError(f"unexpected error: {reason}", hint=hint), settings)
 
 
@@ -146,6 +150,7 @@ def _report(error: NvcliError, settings: Settings) -> int:
     if settings.debug:
         traceback.print_exc()
     report(error)
+    log_said(visible(str(error)), logging.ERROR)
     return error.exit_code
 
 

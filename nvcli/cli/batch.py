@@ -226,10 +226,11 @@ def _announced(
     """A terminal sees that it loads, and which model answers where none was named."""
 
     def announced() -> BatchEngine:
-        from nvcli.cli.console import Spinner
+        from nvcli.cli.console import Spinner, tell_startup
 
         with Spinner(screen, f"loading {config.model}{in_what}"):
             engine = load()
+        tell_startup(screen, engine.startup)
         if config.model == DEFAULT_MODEL and screen.err_is_terminal:
             screen.note(DEMO_NOTICE)
         return engine

@@ -79,13 +79,14 @@ def stored_run() -> Iterator[Path]:
 @contextlib.contextmanager
 def loaded(config: EngineConfig, screen: Screen) -> Iterator[Bench]:
     """The model in this process, closed at the end."""
-    from nvcli.cli.console import Spinner
+    from nvcli.cli.console import Spinner, tell_startup
 
     with Spinner(screen, f"loading {config.model}"):
         from nvcli.bench.engine_run import Bench
         from nvcli.llm import LLM  # torch comes with it
 
         llm = LLM(config=config)
+    tell_startup(screen, llm.startup)
     with llm:
         yield Bench.of(llm)
 

@@ -12,16 +12,14 @@ import typer  # noqa: TC002 - Typer reads the annotations of `chat`
 from nvcli.cli import engine_options, options
 from nvcli.cli.bundles import bundled
 from nvcli.cli.command import Command, refuse_in_dry_run, settings_of, typed_names
-from nvcli.cli.console import Spinner, is_terminal
+from nvcli.cli.console import Spinner, is_terminal, tell_startup
 from nvcli.cli.engine_options import EngineOptions  # noqa: TC001
 from nvcli.cli.prompt_input import join_parts, read_files, read_stdin, repair_argument, text_or_file
 from nvcli.cli.sampling_options import AnswerFormat, SamplingOptions
 from nvcli.errors import NvcliError, UsageError
 from nvcli.paths import why_not_writable
 from nvcli.repl.command_view import read_schema
-from nvcli.repl.numbers import startup_lines
 from nvcli.repl.render import ThinkingView
-from nvcli.repl.screen import visible
 from nvcli.repl.session import ANY_OBJECT
 from nvcli.repl.store import session_path
 from nvcli.types import SamplingParams, check_answer_limit
@@ -129,9 +127,7 @@ def open_model(config: EngineConfig, screen: Screen) -> ChatModel:
         from nvcli.repl.chat_llm import ChatLLM  # torch comes with it
 
         llm = ChatLLM(config=config)
-    if screen.is_verbose:
-        for line in startup_lines(llm.startup):
-            screen.write_err(f"{visible(line)}\n", dim=True)
+    tell_startup(screen, llm.startup)
     if llm.is_demo:
         screen.note(DEMO_NOTICE)
     return llm

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from nvcli import __version__
 from nvcli.cli import declare
 from nvcli.cli.complaints import FILES, VARIABLES, name_flag
 from nvcli.cli.console import ColorMode, make_screen, print_lines
 from nvcli.cli.environment import check_switches, more_flags, unknown_variables, variable_of
 from nvcli.cli.overwrites import check_overwrites
 from nvcli.errors import UsageError, meant
-from nvcli.logs import configure_logging
+from nvcli.logs import configure_logging, log_said
 from nvcli.repl.screen import visible
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class Runs:
             ctx.params.pop(name)
         check_overwrites(self, ctx, log_file=settings.log_file, config=settings.config)
         settings.start_logging()
+        log_said(f"{ctx.command_path}, version {__version__}")  # the file may have other runs
         for sentence in unknown_variables(self, ctx):
             settings.screen().warn(sentence)
         try:

@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from nvcli.errors import NvcliError
+from nvcli.repl.numbers import startup_lines
 from nvcli.repl.screen import Screen, repair, unbroken, visible
 from nvcli.repl.wrap import wrap
 from nvcli.types import RequestTimes
@@ -26,6 +27,7 @@ from nvcli.types import RequestTimes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from nvcli.engine.startup import StartupReport
     from nvcli.types import RequestOutput
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -180,7 +182,14 @@ def figures_json(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-# --- waiting -------------------------------------------------------------------------------------
+# --- loading -------------------------------------------------------------------------------------
+
+
+def tell_startup(screen: Screen, report: StartupReport | None, *, with_stages: bool = True) -> None:
+    """What was loaded and how long it took, for `-v` and the log file. None: by a server."""
+    if report is not None:
+        for line in startup_lines(report, with_stages=with_stages):
+            screen.detail(line)
 
 
 class Spinner:

@@ -198,10 +198,9 @@ class Printer:
             self._screen.warn(f"the model asks for a tool: {call.name}({call.arguments})")
         if options.schema is not None and output.finish_reason is FinishReason.LENGTH:
             self._screen.warn("the answer was cut by the token limit, so its JSON is incomplete")
-        shown = self._screen.err_is_terminal and not self._screen.is_quiet
-        if options.show_stats or shown:
-            line = statistics_line(output, self._llm.max_model_len)
-            self._screen.line_err(line, dim=True, separator=SEPARATOR)
+        shown = options.show_stats or (self._screen.err_is_terminal and not self._screen.is_quiet)
+        line = statistics_line(output, self._llm.max_model_len)
+        self._screen.line_err(line, dim=True, separator=SEPARATOR, is_shown=shown)
 
     def _finish_events(self, output: RequestOutput, *, is_error: bool) -> None:
         done = answer_json(self._llm.model_name, output)

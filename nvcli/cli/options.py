@@ -55,7 +55,12 @@ ColorOpt = Annotated[
 ]
 LogFileOpt = Annotated[
     Path | None,
-    option(GLOBAL, "--log-file FILE", "Append the full log to this file.", envvar="NVCLI_LOG"),
+    option(
+        GLOBAL,
+        "--log-file FILE",
+        "Append all messages, also those of -vv, with time and level.",
+        envvar="NVCLI_LOG",
+    ),
 ]
 DebugOpt = Annotated[bool, option(GLOBAL, "--debug", "Show Python tracebacks of errors.")]
 ConfigOpt = Annotated[

@@ -107,8 +107,7 @@ def serve(
 
     def tell(text: str) -> None:
         """Also where no terminal is: a service's log wants these lines."""
-        if not screen.is_quiet:
-            screen.write_err(f"{text}\n")
+        screen.line_err(text, is_shown=not screen.is_quiet)
 
     if replicas is None:
         load: Callable[[], ServerEngine] = partial(_load_engine, engine_config, engine)
@@ -156,8 +155,10 @@ def _with_notice(
 
     def noticed() -> ServerEngine:
         from nvcli.cli.chat import DEMO_NOTICE
+        from nvcli.cli.console import tell_startup
 
         engine = load()
+        tell_startup(screen, engine.startup, with_stages=False)  # the server tells them
         if config.model == DEFAULT_MODEL:
             screen.note(DEMO_NOTICE)
         return engine

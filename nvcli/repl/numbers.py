@@ -27,7 +27,7 @@ def spaced(count: int) -> str:
     return f"{count:,}".replace(",", " ")
 
 
-def startup_lines(report: StartupReport) -> list[str]:
+def startup_lines(report: StartupReport, *, with_stages: bool = True) -> list[str]:
     """What `-v` and `/show model` tell: where it runs, what it holds, what took how long."""
     tokens = report.num_blocks * report.block_size
     num_ranks = report.tensor_parallel_size
@@ -51,7 +51,7 @@ def startup_lines(report: StartupReport) -> list[str]:
             f" {report.graph_bytes / 2**20:.0f} MiB"
         )
     stages = [f"{name} {seconds:.2f} s" for name, seconds in report.stage_s.items()]
-    return [*lines, ", ".join(stages)] if stages else lines
+    return [*lines, ", ".join(stages)] if stages and with_stages else lines
 
 
 def context_meter(used: int, limit: int) -> str:

@@ -8,6 +8,7 @@ can hold terminal escapes that clear the screen, set the title or write the clip
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from nvcli.errors import ClosedPipeError, NvcliError
+from nvcli.logs import log_said
 from nvcli.repl.wrap import wrap
 
 # Everything below space but tab and newline, DEL, and the 8-bit control set.
@@ -126,24 +128,40 @@ class Screen:
             self.err.flush()
 
     def line_err(
-        self, text: str, *, dim: bool = False, indent: int = 0, separator: str = " "
+        self,
+        text: str,
+        *,
+        dim: bool = False,
+        indent: int = 0,
+        separator: str = " ",
+        prefix: str = "",
+        level: int = logging.INFO,
+        is_shown: bool = True,
     ) -> None:
-        """A line of nvcli's own beside the answer; on a terminal it is broken between words."""
+        """A line of nvcli's own beside the answer; on a terminal it is broken between words. The
+        log file has it, without the prefix, whether it is shown or not."""
         text = visible(text)
+        log_said(text, level)
+        if not is_shown:
+            return
+        text = prefix + text
         if self.err_is_terminal:
             text = wrap(text, self.size()[0], indent, separator)
         self.write_err(f"{text}\n", dim=dim)
 
     def note(self, text: str) -> None:
         """A line of information: only where somebody looks."""
-        if self.err_is_terminal and not self.is_quiet:
-            self.line_err(text, dim=True)
+        self.line_err(text, dim=True, is_shown=self.err_is_terminal and not self.is_quiet)
+
+    def detail(self, text: str) -> None:
+        """What only `-v` asks for."""
+        self.line_err(text, dim=True, is_shown=self.is_verbose)
 
     def warn(self, text: str) -> None:
         """A line about something that changes the answer: also where nobody looks."""
-        if not self.is_quiet:
-            self.error(text)
+        level = logging.WARNING
+        self.line_err(text, prefix="nvcli: ", level=level, is_shown=not self.is_quiet)
 
     def error(self, text: str) -> None:
         """A failure that does not end the run: always shown."""
-        self.line_err(f"nvcli: {text}")
+        self.line_err(text, prefix="nvcli: ", level=logging.ERROR)

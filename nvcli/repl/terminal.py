@@ -114,10 +114,10 @@ def show_turn(
         empty = emptiness(output)
         if empty is not None and not is_interrupted:
             screen.warn(f"{empty}; /retry asks again")
-        if shell.show_stats or is_interrupted:
-            limit = shell.session.llm.max_model_len
-            line = statistics_line(output, limit, is_interrupted=is_interrupted)
-            screen.line_err(line, dim=True, separator=SEPARATOR)
+        limit = shell.session.llm.max_model_len
+        line = statistics_line(output, limit, is_interrupted=is_interrupted)
+        is_shown = shell.show_stats or is_interrupted
+        screen.line_err(line, dim=True, separator=SEPARATOR, is_shown=is_shown)
     return typeahead.text.strip("\n") if typeahead is not None else "", failure
 
 

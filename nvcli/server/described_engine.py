@@ -32,7 +32,7 @@ class DescribedEngine(Described):
         is_optional = config.load_format == "dummy"
         self._tokenizer = load_tokenizer(info["folder"], is_optional=is_optional)
         self.model_config = SimpleNamespace(sampling_defaults=info["sampling_defaults"])
-        self.startup = SimpleNamespace(stage_s=info["stage_s"], device=info["device"])
+        self.startup = info["startup"]
         self._checks = RequestChecks(info, self._stats, self._tokenizer)
 
     @property

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli.engine.child import be_child_of
 from nvcli.engine.engine_thread import error_outputs
-from nvcli.errors import EngineError, NvcliError
+from nvcli.errors import EngineError, NvcliError, UsageError
 from nvcli.heap import frozen_heap
+from nvcli.logs import configure_logging
 from nvcli.server.wire import encode, pack_output, pack_stats, read_frame
 
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ def describe(llm: Any) -> dict[str, Any]:
         "eos_token_ids": tuple(llm.eos_token_ids),
         "folder": str(llm.folder),
         "sampling_defaults": dict(llm.model_config.sampling_defaults),
-        "stage_s": dict(llm.startup.stage_s),
-        "device": llm.startup.device,
+        "startup": llm.startup,
         "stats": pack_stats(llm.stats()),
     }
 
@@ -156,7 +156,11 @@ def main(load: Callable[[EngineConfig], ServerEngine] = load_llm) -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     be_child_of(int(sys.argv[2]))
     try:
-        llm = load(read_frame(sock))
+        config, setup = read_frame(sock)
+        if setup is not None:
+            with contextlib.suppress(UsageError):  # /dev/fd/N is another file here, or none
+                configure_logging(*setup)
+        llm = load(config)
         sock.sendall(encode(("loaded", describe(llm))))
     except NvcliError as error:
         kind = type(error).__name__

@@ -20,6 +20,7 @@ from nvcli.engine.engine import EngineStats
 from nvcli.engine.engine_thread import error_outputs
 from nvcli.engine.workers import how_it_ended
 from nvcli.errors import EngineClosedError, NvcliError
+from nvcli.logs import logging_setup
 from nvcli.paths import module_command, module_environment
 from nvcli.server.described_engine import DescribedEngine
 from nvcli.server.wire import FrameReader, encode, merge_packed, read_frame, unpack_output
@@ -52,7 +53,7 @@ class RemoteEngine(DescribedEngine):
         self._is_closed = False
         self._error: EngineClosedError | None = None
         try:
-            self._sock.sendall(encode(config))
+            self._sock.sendall(encode((config, logging_setup())))
             kind, value = read_frame(self._sock)
         except (EOFError, OSError) as exc:
             self._sock.close()

@@ -28,6 +28,7 @@ from nvcli.types import (
     ToolCall,
     Usage,
 )
+from tests.fakes import STARTUP
 
 VOCABULARY = 256
 
@@ -192,7 +193,7 @@ class FakeLLM:
         )
         self.engine.keeps_log = keeps_log
         self.tokenizer = ByteTokenizer()
-        self.startup = SimpleNamespace(device="cpu")
+        self.startup = STARTUP
         self.model_name = "fake"
         self.is_demo = False
         self.supports_thinking = True

@@ -23,6 +23,7 @@ from nvcli.engine.step import StepPlan, StepResult
 from nvcli.errors import EngineClosedError
 from nvcli.text import Tokenizer
 from nvcli.types import TokenLogprob
+from tests.fakes import STARTUP
 from tests.scripted_device import ScriptedDevice, ScriptedTicket
 from tests.text.tiny_tokenizer import write_tokenizer
 
@@ -94,7 +95,7 @@ class ScriptedLLM(Described):
         self._tokenizer = tokenizer
         self.folder = folder
         self.model_config = SimpleNamespace(sampling_defaults={})
-        self.startup = SimpleNamespace(stage_s={"weights": 0.01}, device="cpu")
+        self.startup = STARTUP
         self.prompts: list[tuple[int, ...]] = []
         self.requests: list[Request] = []
         eos = tokenizer.id_of("<|im_end|>")

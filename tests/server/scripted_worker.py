@@ -2,12 +2,13 @@
 
 `config.model` is JSON: `answer`, `delay_s`, `error`, `gate`: a file that each grammar waits for,
 `bug`: `submit` fails with each request, or `stats` from the first one on,
-`failure`: what ends the engine once it is loaded.
+`failure`: what ends the engine once it is loaded; `warning`: is logged.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tests.waiting import until
 
 def load(config: EngineConfig) -> ScriptedLLM:
     options = json.loads(config.model)
+    if "warning" in options:
+        logging.getLogger("nvcli").warning(options["warning"])
     if "error" in options:
         raise ModelNotFoundError(options["error"], hint="Look again.")
     folder = Path(tempfile.mkdtemp())

@@ -22,6 +22,7 @@ from nvcli.config import EngineConfig
 from nvcli.engine.engine import Request
 from nvcli.engine.grammar import GrammarSpec
 from nvcli.errors import ModelNotFoundError
+from nvcli.logs import configure_logging
 from nvcli.server.bridge import merge_deltas
 from nvcli.server.config import ServerConfig
 from nvcli.server.remote_engine import RemoteEngine
@@ -132,6 +133,22 @@ def test_leaving_ends_the_request_over_there(start: Start) -> None:
     assert served.app.state.bridge.num_aborted == 1  # it did not run to its end
 
 
+def test_it_logs_where_its_parent_does(start: Start, tmp_path: Path, capfd: Any) -> None:
+    log = tmp_path / "log"
+    for verbosity in (0, -1):
+        configure_logging(verbosity, log)
+        start(warning=f"odd weights {verbosity}")
+    assert capfd.readouterr().err == "nvcli: odd weights 0\n"
+    assert "WARNING nvcli: odd weights 0\n" in log.read_text()
+    assert log.read_text().endswith("WARNING nvcli: odd weights -1\n")
+    reader, writer = os.pipe()
+    configure_logging(0, Path(f"/dev/fd/{writer}"))
+    start()  # without what only its parent has
+    configure_logging()
+    os.close(reader)
+    os.close(writer)
+
+
 def wait_ended(sock: socket.socket, count: int) -> dict[str, FinishReason | None]:
     """The next requests that end, and why."""
     found: dict[str, FinishReason | None] = {}
@@ -153,7 +170,7 @@ def test_a_slow_grammar_holds_nobody_up(tmp_path: Path) -> None:
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
         ours.settimeout(PATIENCE_S)
-        ours.sendall(encode(config))
+        ours.sendall(encode((config, None)))
         assert read_frame(ours)[0] == "loaded"
 
         def submit(request_id: str, spec: GrammarSpec | None, max_tokens: int) -> None:
