@@ -31,7 +31,7 @@ TAIL = """\
 A value comes from the first of these that has it:
 
 1. a flag;
-2. an environment variable: `NVCLI_<COMMAND>_<FLAG>`, such as `NVCLI_CHAT_TOP_P`, or one of
+2. an environment variable: `NVCLI_<COMMAND>_<FLAG>`, such as `NVCLI_CHAT_TOP_P`, then one of
    `NVCLI_MODEL`, `NVCLI_COLOR`, `NVCLI_LOG`, `NVCLI_CONFIG`, `NVCLI_PROFILE`, `NVCLI_ATTACH`,
    `NVCLI_NO_HISTORY`, `NVCLI_API_KEY`;
 3. `./nvcli.toml`;
@@ -64,8 +64,9 @@ An unknown key ends the run and names the nearest known one. Entering a folder m
 code: `./nvcli.toml` may not set {refused}.
 What reads a file ({reading}) may name only one in the folder.
 
-A switch's variable is 1 or 0, also of its second half (`NVCLI_CHAT_NO_THINK=1`). Several values
-stand apart by spaces, several paths by colons. A variable that is no option's gives a warning.
+A switch's variable is 1 or 0, also of its second half (`NVCLI_CHAT_NO_THINK=1`); two that
+contradict each other are refused. Several values stand apart by spaces, several paths by colons. A
+variable that is no option's gives a warning.
 
 Also honoured: `NO_COLOR`, `FORCE_COLOR`, `TERM`, `VISUAL`, `EDITOR`, `HF_HOME`, `HF_HUB_CACHE`,
 `HF_HUB_OFFLINE`, `CUDA_VISIBLE_DEVICES`.

@@ -17,7 +17,7 @@ from nvcli import __version__
 from nvcli.cli import declare
 from nvcli.cli.complaints import FILES, VARIABLES, name_flag
 from nvcli.cli.console import ColorMode, make_screen, print_lines
-from nvcli.cli.environment import check_switches, more_flags, unknown_variables, variable_of
+from nvcli.cli.environment import check_variables, more_flags, unknown_variables, variable_of
 from nvcli.cli.overwrites import check_overwrites
 from nvcli.errors import UsageError, meant
 from nvcli.logs import configure_logging, log_said
@@ -212,7 +212,7 @@ def _checked(command: Any, ctx: Any, args: list[str]) -> dict[str, Any] | None:
     for param in command.get_params(ctx):
         flag = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
         declare.check_file_name(param, given.get(param.name), flag)
-    check_switches(command, ctx, given)
+    check_variables(command, ctx, given)
     return dict(given)
 
 

@@ -1,7 +1,8 @@
 """Options from the environment: `NVCLI_<COMMAND>_<FLAG>` for every flag, as it is written.
 
 Typer reads a variable after a parameter's name, so it misses the second half of a switch
-(`NVCLI_CHAT_NO_THINK`, `NVCLI_CHAT_PLAIN`) and names that Python reserves (`NVCLI_CHAT_CONTINUE`).
+(`NVCLI_CHAT_NO_THINK`, `NVCLI_CHAT_PLAIN`), names that Python reserves (`NVCLI_CHAT_CONTINUE`), and
+a command's own (`NVCLI_CHAT_MODEL`) where there is one for all (`NVCLI_MODEL`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def more_flags(
 ) -> dict[str, tuple[list[str], str]]:
     """What Typer misses: name -> (arguments, variable). A flag that was `given` wins.
 
-    The values were looked at by `check_switches`.
+    The values were looked at by `check_variables`.
     """
     found = {}
     for param, flag, variable in _variables(command, ctx):
         text = os.environ.get(variable, "").strip()
-        if not text or given.get(param.name) or variable == _automatic(param, ctx):
+        if not text or param.name in given or variable == variable_of(param, ctx):
             continue
         if not param.is_flag:
             found[param.name] = ([flag, text], variable)
@@ -39,15 +40,39 @@ def more_flags(
     return found
 
 
-def check_switches(command: Any, ctx: Any, given: Mapping[str, Any]) -> None:
+def check_variables(command: Any, ctx: Any, given: Mapping[str, Any]) -> None:
     """Raises `UsageError` naming a variable that sets a switch to neither yes nor no, in the same
-    words whether Typer reads it or `more_flags` does. A flag that was `given` wins."""
+    words whether Typer reads it or `more_flags` does, or two that say different things of one
+    option. A flag that was `given` wins."""
+    _check_switches(command, ctx, given)
+    said: dict[str, tuple[str, Any]] = {}
+    for param, flag, variable in _variables(command, ctx):
+        text = os.environ.get(variable, "").strip()
+        if not text or param.name in given:
+            continue
+        value: Any = text
+        if param.is_flag:
+            value = _WORDS[text.lower()]
+            if flag in param.secondary_opts:
+                if not value:  # `NO_THINK=0` asks for nothing
+                    continue
+                value = False
+        other, its_value = said.setdefault(param.name, (variable, value))
+        if value != its_value:
+            raise UsageError(
+                f"{other} and {variable} contradict each other",
+                hint="Unset one of them.",
+                param=param.name,
+            )
+
+
+def _check_switches(command: Any, ctx: Any, given: Mapping[str, Any]) -> None:
     for param, _, variable in _variables(command, ctx):
         if not param.is_flag and not param.count:
             continue
         for name in (param.envvar, variable):
             text = os.environ.get(name, "").strip() if isinstance(name, str) else ""
-            if not text or given.get(param.name):
+            if not text or param.name in given:
                 continue
             if param.count and not text.isdecimal():
                 raise UsageError(f"{name} must be a whole number, got {text!r}", param=param.name)

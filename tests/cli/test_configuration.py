@@ -160,11 +160,56 @@ def test_a_switch_that_a_variable_sets_to_neither(
     assert cli(*(["chat"] if variable != "NVCLI_DEBUG" else []), "--help").code == 0
 
 
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ("RUN_AHEAD=1 NO_RUN_AHEAD=1", None),
+        ("THINK=yes NO_THINK=on", None),
+        ("MARKDOWN=1 PLAIN=1", None),
+        ("TENSOR_PARALLEL_SIZE=2 TP=4", None),
+        ("RUN_AHEAD=0 NO_RUN_AHEAD=1", "False"),
+        ("RUN_AHEAD=1 NO_RUN_AHEAD=0", "True"),
+        ("NO_RUN_AHEAD=0", "-"),
+        ("TENSOR_PARALLEL_SIZE=2 TP=2", "2"),
+    ],
+)
+def test_variables_that_contradict_each_other(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, values: str, shown: str | None
+) -> None:
+    pairs = [value.split("=") for value in values.split()]
+    for name, value in pairs:
+        monkeypatch.setenv(f"NVCLI_CHAT_{name}", value)
+    result = cli("chat", "--show-config")
+    name = pairs[0][0].removeprefix("NO_").lower().replace("_", "-")
+    if shown is not None:
+        assert origins(result.out)[name][0] == shown
+        return
+    both = " and ".join(f"NVCLI_CHAT_{name}" for name, _ in pairs)
+    error = f"nvcli: {both} contradict each other. Unset one of them.\n"
+    assert (result.code, result.err) == (2, error)
+    for name, value in pairs:  # a flag wins over both
+        flag = "--" + name.lower().replace("_", "-")
+        words = [flag, value] if "TP" in values else [flag]
+        assert cli("chat", *words, "--show-config").code == 0
+
+
+def test_a_commands_own_variable_wins(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MODEL", "a"), ("CHAT_MODEL", "b"), ("NO_HISTORY", "1")):
+        monkeypatch.setenv(f"NVCLI_{name}", value)
+    rows = origins(cli("chat", "--show-config").out)
+    assert rows["model"] == ("b", "environment, NVCLI_CHAT_MODEL")
+    assert rows["no-history"] == ("True", "environment, NVCLI_NO_HISTORY")
+    assert origins(cli("tokens", "--show-config").out)["model"][0] == "a"
+    assert origins(cli("chat", "-m", "c", "--show-config").out)["model"] == ("c", "flag")
+
+
 def test_a_flag_wins_over_a_variable_that_is_wrong(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NVCLI_CHAT_JSON", "maybe")
     assert cli("chat", "x", "--json").code == 0
+    monkeypatch.setenv("NVCLI_CHAT_THINK", "maybe")
+    assert cli("chat", "x", "--json", "--no-think").code == 0
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])
