@@ -24,6 +24,7 @@ LoadFormat = Literal["auto", "safetensors", "dummy"]
 AttentionBackendName = Literal["auto", "torch", "triton", "fa2", "fa3"]
 
 DEFAULT_MODEL = "demo"  # the small checkpoint that ships with the package
+DEFAULT_BLOCK_SIZE = 16
 # Where nothing else is asked for, by the kind of device.
 MAX_NUM_SEQS = {"cuda": 256, "cpu": 16}
 MAX_NUM_BATCHED_TOKENS = {"cuda": 16_384, "cpu": 1_024}
@@ -50,8 +51,8 @@ class EngineConfig:
     machine has available (default 0.5) on the CPU."""
     num_blocks: int | None = None
     """KV-cache blocks; None: as many as `memory_utilization` allows and sequences could use."""
-    block_size: int = 16
-    """Tokens in a KV-cache block; FlashAttention 2 needs a multiple of 256."""
+    block_size: int = DEFAULT_BLOCK_SIZE
+    """Tokens in a KV-cache block; our kernels and FlashAttention 2 do not take every number."""
     max_num_seqs: int | None = None
     """Sequences running at once; None: 256 on CUDA, 16 on the CPU."""
     max_num_batched_tokens: int | None = None
@@ -117,9 +118,23 @@ class EngineConfig:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise UsageError(f"{name} must be a whole number, got {value!r}", param=name)
         if value is not None and value < low:
-            raise UsageError(f"{name} must be at least {low}, got {value!r}", param=name)
+            wrong = f"{name} must be at least {low}, got {value!r}"
+            raise UsageError(wrong, hint=self._hint_of(name), param=name)
         if value is not None and value > high:
-            raise UsageError(f"{name} must be at most {high}, got {value!r}", param=name)
+            wrong = f"{name} must be at most {high}, got {value!r}"
+            raise UsageError(wrong, hint=self._hint_of(name), param=name)
+
+    def _hint_of(self, name: str) -> str | None:
+        if name != "block_size":
+            return None
+        if self.attention_backend == "fa2":
+            return "fa2 takes multiples of 256."
+        ours = "triton takes 16, 32, 64, 128 or 256"
+        if self.attention_backend == "triton":
+            return f"{ours}; {DEFAULT_BLOCK_SIZE} is the default."
+        if self.attention_backend == "auto" and self.device != "cpu":
+            return f"{DEFAULT_BLOCK_SIZE} is the default; on a GPU {ours}."
+        return f"{DEFAULT_BLOCK_SIZE} is the default."
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:

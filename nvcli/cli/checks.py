@@ -206,7 +206,7 @@ def _memory(
 ) -> Check:
     """Weights and one full context, against what the engine would take."""
     from nvcli import kernels
-    from nvcli.engine.kv_cache import DEFAULT_SHARE, available_memory
+    from nvcli.engine.kv_cache import DEFAULT_SHARE, available_memory, block_size_hint
 
     dtype, kv_dtype = _dtypes(config, model, device)
     length = config.max_model_len or model.max_model_len
@@ -238,10 +238,14 @@ def _memory(
         f"{size_text(weight_bytes)} of weights{kept} and {size_text(length * per_token)} for a"
         f" context of {length}; {size_text(max(budget, 0))} may be used"
     )
+    blocks = 2 * config.block_size * per_token  # the least that the cache holds
+    if weight_bytes + blocks > budget:
+        hint = block_size_hint(budget - weight_bytes, per_token)
+        if hint is not None:
+            text += f"; two blocks of {config.block_size} tokens need {size_text(blocks)}"
+        return Check("memory", State.FAIL, text, hint or "Free memory or choose a smaller model.")
     if needed <= budget:
         return Check("memory", State.OK, f"{text}, room for {room} tokens")
-    if weight_bytes + 2 * config.block_size * per_token > budget:
-        return Check("memory", State.FAIL, text, "Free memory or choose a smaller model.")
     if config.max_model_len is not None:
         return Check("memory", State.FAIL, text, f"Use --max-model-len {room} or less.")
     return Check("memory", State.WARN, text, f"The context will be {room} tokens.")

@@ -89,7 +89,8 @@ BlockSizeOpt = Annotated[
     option(
         MODEL,
         "--block-size N",
-        "Tokens of a block of the KV cache; default 16, fa2 needs a multiple of 256.",
+        "Tokens of a block of the KV cache; default 16. triton takes powers of two up to 256, fa2 "
+        "multiples of 256.",
         INT,
     ),
 ]

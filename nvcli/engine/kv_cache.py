@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nvcli.config import DEFAULT_BLOCK_SIZE
 from nvcli.errors import OutOfMemoryError
 from nvcli.kernels.reference import FP8_MAX
 
@@ -112,6 +113,14 @@ def reserving(size: int, what: str, device: torch.device, *, hint: str) -> Itera
         raise OutOfMemoryError(f"{message}, and the device refused it", hint=hint) from error
 
 
+def block_size_hint(budget_bytes: int, bytes_per_token: int) -> str | None:
+    """What to do where two blocks do not fit, if those of a usual size would."""
+    largest = budget_bytes // (2 * bytes_per_token)
+    if largest < DEFAULT_BLOCK_SIZE:
+        return None
+    return f"Use a --block-size of at most {largest}; {DEFAULT_BLOCK_SIZE} is the default."
+
+
 def size_pool(
     spec: KVCacheSpec,
     *,
@@ -128,10 +137,12 @@ def size_pool(
     """
     fitting = budget_bytes // spec.bytes_per_block - 1  # one block is the dummy
     if fitting < 1:
+        hint = block_size_hint(budget_bytes, spec.bytes_per_token)
         raise OutOfMemoryError(
             f"{format_bytes(max(budget_bytes, 0))} are left for the KV cache, and two blocks of "
             f"{spec.block_size} tokens need {format_bytes(2 * spec.bytes_per_block)}",
-            hint="Free memory, raise --gpu-memory-utilization, or use a smaller model.",
+            hint=hint or "Free memory, raise --gpu-memory-utilization, or use a smaller model.",
+            param=None if hint is None else "block_size",
         )
     capacity = fitting * spec.block_size
     if capacity < max_model_len:

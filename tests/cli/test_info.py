@@ -190,6 +190,10 @@ def test_doctor_tells_what_blocks(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     assert result.code == 1
     assert "FAIL  memory" in result.out
     assert "checks failed: memory" in result.err
+    large = cli("doctor", "--device", "cpu", "--block-size", "100000000")
+    assert "FAIL  memory" in large.out
+    assert "two blocks of 100000000 tokens need" in large.out
+    assert "Use a --block-size of at most" in large.out
     monkeypatch.setattr("nvcli.engine.kv_cache.available_memory", lambda: 60_000_000)
     tight = cli("doctor", "--device", "cpu").out
     assert "warn  memory" in tight

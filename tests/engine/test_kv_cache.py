@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import resource
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_no_room_for_one_block_is_refused(blocks: int) -> None:
     with pytest.raises(OutOfMemoryError, match="left for the KV cache") as caught:
         pool(blocks)
     assert caught.value.hint is not None
+
+
+def test_blocks_that_are_too_large_are_what_is_to_be_changed() -> None:
+    """Not the memory, nor the model."""
+    size = 1_000_000
+    spec = dataclasses.replace(SMALL, block_size=size)
+    room = 40 * SMALL.bytes_per_token
+    with pytest.raises(OutOfMemoryError, match=f"two blocks of {size} tokens need") as caught:
+        size_pool(spec, budget_bytes=room, max_num_seqs=4, max_model_len=40, is_len_requested=False)
+    assert caught.value.hint == "Use a --block-size of at most 20; 16 is the default."
+    assert caught.value.param == "block_size"
 
 
 def test_views_have_a_dummy_block_of_their_own() -> None:
