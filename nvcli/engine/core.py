@@ -30,7 +30,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvcli.engine.block_manager import BlockManager
-from nvcli.engine.faults import are_numbers, as_engine_error, no_numbers, why_nothing
+from nvcli.engine.faults import (
+    are_numbers,
+    as_engine_error,
+    have_numbers,
+    no_numbers,
+    why_nothing,
+)
 from nvcli.engine.scheduler import Scheduler
 from nvcli.errors import (
     ContextLengthError,
@@ -240,17 +246,21 @@ class EngineCore:
             update.prompt_logprobs = pieces[max(0, seq.num_prompt_logprobs - row.start) :]
             seq.num_prompt_logprobs += len(update.prompt_logprobs)
         update.pooled = result.pooled.get(index)
+        logprobs = (result.logprobs[index],) if index in result.logprobs else ()
         if is_stuck:
             update.error = why_nothing(seq, self._vocab_size)
-            self._end(update, FinishReason.ERROR)
         elif update.pooled is not None and not are_numbers(update.pooled):
-            update.pooled = None
             update.error = no_numbers("hidden state or logits of this prompt")
+        elif update.prompt_logprobs and not have_numbers(update.prompt_logprobs):
+            update.error = no_numbers("logits of this prompt")
+        elif logprobs and not have_numbers(logprobs):
+            update.error = no_numbers(f"logits after {len(seq.output_token_ids) - 1} output tokens")
+        if update.error is not None:
+            update.prompt_logprobs, update.pooled = (), None
             self._end(update, FinishReason.ERROR)
         elif row.samples:
             update.token_ids = [token_id]
-            if index in result.logprobs:
-                update.logprobs = [result.logprobs[index]]
+            update.logprobs = logprobs
             if seq.first_token is None:
                 seq.first_token = now
             num_outputs = len(seq.output_token_ids)

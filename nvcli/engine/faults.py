@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nvcli.errors import EngineError, NvcliError, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from nvcli.engine.sequence import Sequence
+    from nvcli.types import TokenLogprob
 
 
 def why_nothing(seq: Sequence, vocab_size: int) -> NvcliError:
@@ -39,6 +43,11 @@ def are_numbers(pooled: bytes) -> bool:
     import numpy as np
 
     return bool(np.isfinite(np.frombuffer(pooled, np.float32)).all())
+
+
+def have_numbers(logprobs: Iterable[TokenLogprob]) -> bool:
+    """Whether each of these came from logits that are numbers; minus infinity is one."""
+    return not any(math.isnan(logprob.logprob) for logprob in logprobs)
 
 
 def _leave_nothing(seq: Sequence, vocab_size: int) -> bool:

@@ -195,6 +195,51 @@ def test_what_is_pooled_is_numbers_or_an_error(
     core.scheduler.check_idle()
 
 
+def spoil(core: EngineCore, token_id: int | slice, value: float) -> None:
+    """These logits of every position are this."""
+    model = core._device.model  # type: ignore[attr-defined]
+    compute = model.compute_logits
+
+    def spoiled(hidden: torch.Tensor) -> torch.Tensor:
+        logits = compute(hidden).clone()
+        logits[:, token_id] = value
+        return logits
+
+    model.compute_logits = spoiled
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("token_id", [slice(None), 5])
+@pytest.mark.parametrize(
+    ("asked", "limit"), [("prompt_logprobs", 0), ("prompt_logprobs", 8), ("logprobs", 8)]
+)
+def test_logprobs_are_numbers_or_an_error(
+    folder: Path, asked: str, token_id: int | slice, limit: int, depth: int
+) -> None:
+    core, log = make_core(folder, depth)
+    spoil(core, token_id, torch.nan)
+    seq = make(0, **{asked: 2})
+    seq.max_output_tokens = limit
+    core.add(seq)
+    run(core)
+    (last,) = log.of(seq)
+    assert last.finish_reason is FinishReason.ERROR
+    assert isinstance(last.error, EngineError)
+    assert "are no numbers" in str(last.error)
+    assert not [*last.logprobs, *last.prompt_logprobs, *last.token_ids]
+    core.scheduler.check_idle()
+
+
+def test_a_probability_of_zero_is_a_number(folder: Path) -> None:
+    core, log = make_core(folder, 1)
+    spoil(core, PROMPT[2], -torch.inf)
+    seq = make(0, prompt_logprobs=1, logprobs=1)
+    core.add(seq)
+    run(core)
+    assert log.of(seq)[-1].error is None
+    assert log.of(seq)[0].prompt_logprobs[1].logprob == -np.inf
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_grammar_that_allows_nothing(folder: Path, depth: int) -> None:
     core, log = make_core(folder, depth)
