@@ -27,8 +27,10 @@ from nvcli.types import FinishReason, Message, RequestOutput, fold_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from nvcli.cli.chat import ChatOptions
+    from nvcli.config import EngineConfig
     from nvcli.repl.model import ChatModel
     from nvcli.repl.screen import Screen
     from nvcli.repl.session import Session
@@ -42,7 +44,10 @@ def answer_once(options: ChatOptions, screen: Screen, text: str) -> None:
     """
     with contextlib.ExitStack() as stack:
         tools = open_tools(options, screen, stack)
-        llm = chat_command.connect(options, screen)
+        llm: ChatModel | None = chat_command.find_server(options, screen)
+        if llm is None:
+            _refuse_too_long(options, text)
+            llm = chat_command.open_model(options.config, screen)
         stack.enter_context(contextlib.closing(llm))
         session = open_session(options, screen, llm, tools)
         printer = Printer(options, screen, llm)
@@ -246,15 +251,52 @@ def _write_statistics(options: ChatOptions, llm: ChatModel, output: RequestOutpu
         raise NvcliError(f"cannot write {options.stats_json}: {exc.strerror or exc}") from exc
 
 
+def _messages(options: ChatOptions, text: str) -> list[Message]:
+    system = [Message("system", options.system)] if options.system else []
+    return [*system, Message("user", text)]
+
+
+def _folder_and_limit(config: EngineConfig) -> tuple[Path, int]:
+    """Where the model is, and how many tokens its context may hold."""
+    from nvcli.models.config import ModelConfig
+    from nvcli.models.resolve import resolve_model
+
+    folder = resolve_model(config.model)
+    return folder, ModelConfig.from_hf(folder).model_len(config.max_model_len)
+
+
+def _prompt_here(options: ChatOptions, text: str, folder: Path) -> tuple[str, int]:
+    """The exact prompt and its tokens, without tools and an earlier conversation, which add."""
+    from nvcli.text import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(folder)
+    if options.is_raw:
+        return text, len(tokenizer.encode(text))
+    messages, thinking = _messages(options, text), options.think is not False
+    prompt = tokenizer.render(messages, enable_thinking=thinking)
+    return prompt, len(tokenizer.encode_chat(messages, enable_thinking=thinking))
+
+
+def _refuse_too_long(options: ChatOptions, text: str) -> None:
+    """Raises the `ContextLengthError` of a run before weights are loaded for it. The tokenizer
+    takes a moment too, which text of so few bytes is spared: a token has at least one.
+    """
+    if options.config.load_format == "dummy":  # it may have no tokenizer
+        return
+    folder, limit = _folder_and_limit(options.config)
+    if len(f"{options.system or ''}{text}".encode()) < limit:
+        return
+    _, count = _prompt_here(options, text, folder)
+    if error := ContextLengthError.of_prompt(count, limit):
+        raise error
+
+
 def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
     """`--dry-run`: the exact prompt, from the tokenizer alone, or from a server that was named.
 
     Raises `ContextLengthError`, behind the prompt, where a run would refuse it.
     """
     name = options.config.model
-    messages = [Message("system", options.system)] if options.system else []
-    messages.append(Message("user", text))
-    thinking = options.think is not False
     server = (
         chat_command.find_server(options, screen)
         if options.attach not in ("auto", "never")
@@ -265,21 +307,12 @@ def show_prompt(options: ChatOptions, screen: Screen, text: str) -> None:
             name, limit = server.model_name, server.max_model_len
             prompt = text
             if not options.is_raw:
+                messages, thinking = _messages(options, text), options.think is not False
                 prompt = server.render(messages, enable_thinking=thinking)
             count = server.count_tokens(prompt)
     else:
-        from nvcli.models.config import ModelConfig
-        from nvcli.models.resolve import resolve_model
-        from nvcli.text import Tokenizer
-
-        folder = resolve_model(name)
-        limit = ModelConfig.from_hf(folder).model_len(options.config.max_model_len)
-        tokenizer = Tokenizer.from_folder(folder)
-        if options.is_raw:
-            prompt, count = text, len(tokenizer.encode(text))
-        else:
-            prompt = tokenizer.render(messages, enable_thinking=thinking)
-            count = len(tokenizer.encode_chat(messages, enable_thinking=thinking))
+        folder, limit = _folder_and_limit(options.config)
+        prompt, count = _prompt_here(options, text, folder)
     if options.is_machine_read:
         print_text(dump_json({"model": name, "prompt": prompt, "prompt_tokens": count}))
     else:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from nvcli.errors import ContextLengthError
+from nvcli.models.resolve import demo_folder
+from nvcli.text import Tokenizer
 from nvcli.types import FinishReason, Message, ToolCall
 from tests.cli.conftest import Cli
 from tests.fakes import FakeLLM, Reply
@@ -43,6 +45,20 @@ def test_stdin_may_come_after_or_stay_unread(cli: Cli) -> None:
 def test_stdin_alone_is_the_prompt(cli: Cli) -> None:
     cli("chat", stdin="Grüße\r\n\n".encode())
     assert sent(cli) == "Grüße\r"
+
+
+@pytest.mark.parametrize("flags", [[], ["--raw"], ["-s", "word " * 1500]])
+def test_what_is_too_long_is_told_before_the_model_is_loaded(cli: Cli, flags: list[str]) -> None:
+    result = cli("chat", *flags, stdin=b"word " * 3000)
+    assert (result.code, result.out, cli.loads) == (1, "", [])
+    assert re.match(
+        r"nvcli: the prompt has [3-9],\d{3} tokens, the context holds 2,048", result.err
+    )
+
+
+def test_what_cannot_be_too_long_is_not_counted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "from_folder", None)
+    assert cli("chat", stdin=b"word " * 300).code == 0
 
 
 def test_p3_nothing_to_ask_ends_without_loading(cli: Cli) -> None:
@@ -130,8 +146,11 @@ def test_an_attention_backend_that_is_none(cli: Cli) -> None:
 
 
 def test_environment_gives_defaults_and_flags_win(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("from-env", "from-flag"):
+        Path(name).symlink_to(demo_folder())
     monkeypatch.setenv("NVCLI_MODEL", "from-env")
     monkeypatch.setenv("NVCLI_CHAT_TEMPERATURE", "0.25")
     monkeypatch.setenv("NVCLI_CHAT_MAX_TOKENS", "5")
