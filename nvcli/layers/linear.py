@@ -16,7 +16,7 @@ Parameters are born as NaN: a row that no tensor filled cannot pass for a weight
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
 
 import torch
 from torch import nn
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nvcli.layers.rotary import RotaryEmbedding
+
+
+class Placement(TypedDict):
+    """How every layer of a model is built; passed on as keywords from each module to its parts."""
+
+    dtype: torch.dtype  # of the parameters and of what is computed with them
+    device: torch.device
+    group: TPGroup  # the ranks that hold the model together
 
 
 def unfilled(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
@@ -177,18 +185,11 @@ class Embedding(nn.Module):
     what it gives is its part of a sum.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TPGroup,
-    ) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, **place: Unpack[Placement]) -> None:
         super().__init__()
-        self.share = group.padded_share(vocab_size)
-        self.weight = unfilled(self.share.size, hidden_size, dtype=dtype, device=device)
+        self.share = place["group"].padded_share(vocab_size)
+        size = (self.share.size, hidden_size)
+        self.weight = unfilled(*size, dtype=place["dtype"], device=place["device"])
         clear_padding(self.weight, self.share)
 
     def forward(

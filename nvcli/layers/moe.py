@@ -12,16 +12,17 @@ Dimension key: T tokens, E hidden, F an expert's inner size, X experts, K of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from nvcli import kernels
 from nvcli.layers.linear import Linear, Part
-from nvcli.parallel import Share, TPGroup
+from nvcli.parallel import Share
 
 if TYPE_CHECKING:
+    from nvcli.layers.linear import Placement
     from nvcli.layers.norm import RMSNorm
     from nvcli.models.config import ModelConfig
 
@@ -60,12 +61,10 @@ class ExpertStack(Linear):
         num_experts: int,
         in_features: Share | int,
         parts: dict[str, Share],
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
+        **place: Unpack[Placement],
     ) -> None:
         each = {f"{e}.{name}": share for e in range(num_experts) for name, share in parts.items()}
-        super().__init__(in_features, each, bias=False, dtype=dtype, device=device)
+        super().__init__(in_features, each, bias=False, **place)
         self.num_experts = num_experts
 
     @property
@@ -84,23 +83,14 @@ class ExpertStack(Linear):
 class Experts(nn.Module):
     """SwiGLU MLPs of one shape, of which each token goes through K."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TPGroup,
-    ) -> None:
+    def __init__(self, config: ModelConfig, **place: Unpack[Placement]) -> None:
         super().__init__()
         assert config.moe is not None, "a configuration without experts"
-        size, inner = config.moe.num_experts, group.share(config.moe.intermediate_size)
+        size, inner = config.moe.num_experts, place["group"].share(config.moe.intermediate_size)
         gate_up = {"gate_proj": inner, "up_proj": inner}
         down = {"down_proj": Share.all_of(config.hidden_size)}
-        self.gate_up_proj = ExpertStack(
-            size, config.hidden_size, gate_up, dtype=dtype, device=device
-        )
-        self.down_proj = ExpertStack(size, inner, down, dtype=dtype, device=device)
+        self.gate_up_proj = ExpertStack(size, config.hidden_size, gate_up, **place)
+        self.down_proj = ExpertStack(size, inner, down, **place)
 
     def forward(
         self,
@@ -118,21 +108,14 @@ class Experts(nn.Module):
 class MoE(nn.Module):
     """Parameters: gate (the router), experts."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TPGroup,
-    ) -> None:
+    def __init__(self, config: ModelConfig, **place: Unpack[Placement]) -> None:
         super().__init__()
         assert config.moe is not None, "a configuration without experts"
         self.top_k = config.moe.num_experts_per_tok
         self.renormalise = config.moe.norm_topk_prob
         router = {"gate": Share.all_of(config.moe.num_experts)}
-        self.gate = Linear(config.hidden_size, router, bias=False, dtype=dtype, device=device)
-        self.experts = Experts(config, dtype=dtype, device=device, group=group)
+        self.gate = Linear(config.hidden_size, router, bias=False, **place)
+        self.experts = Experts(config, **place)
 
     def forward(
         self,

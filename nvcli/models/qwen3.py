@@ -11,7 +11,7 @@ Dimension key: T tokens, E hidden, F intermediate, V vocabulary, R rows that nee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Unpack, cast
 
 import torch
 from torch import nn
@@ -21,35 +21,25 @@ from nvcli.layers.attention import Attention
 from nvcli.layers.linear import Embedding, Linear
 from nvcli.layers.norm import RMSNorm
 from nvcli.layers.rotary import RotaryEmbedding
-from nvcli.parallel import Share, TPGroup
+from nvcli.parallel import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nvcli.layers.forward_batch import ForwardBatch
+    from nvcli.layers.linear import Placement
     from nvcli.models.config import ModelConfig
 
 
 class Qwen3MLP(nn.Module):
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TPGroup,
-    ) -> None:
+    def __init__(self, config: ModelConfig, **place: Unpack[Placement]) -> None:
         super().__init__()
         hidden, bias, is_fp8 = config.hidden_size, config.mlp_bias, config.is_fp8
-        inner = group.share(config.intermediate_size)
-        parts = {"gate_proj": inner, "up_proj": inner}
-        self.gate_up_proj = Linear(
-            hidden, parts, bias=bias, dtype=dtype, device=device, is_fp8=is_fp8
-        )
-        outputs = {"down_proj": Share.all_of(hidden)}
-        self.down_proj = Linear(
-            inner, outputs, bias=bias, dtype=dtype, device=device, group=group, is_fp8=is_fp8
-        )
+        inner = place["group"].share(config.intermediate_size)
+        gate_up = {"gate_proj": inner, "up_proj": inner}
+        down = {"down_proj": Share.all_of(hidden)}
+        self.gate_up_proj = Linear(hidden, gate_up, bias=bias, is_fp8=is_fp8, **place)
+        self.down_proj = Linear(inner, down, bias=bias, is_fp8=is_fp8, **place)
 
     def forward(
         self, x: Tensor, residual: Tensor | None, norm: RMSNorm
@@ -67,24 +57,13 @@ class Qwen3Layer(nn.Module):
         """Of one layer: they may differ."""
         return Qwen3MLP
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TPGroup,
-    ) -> None:
+    def __init__(self, config: ModelConfig, layer: int, **place: Unpack[Placement]) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device, group=group)
-        self.self_attn = Attention(config, layer, dtype=dtype, device=device, group=group)
-        self.post_attention_layernorm = RMSNorm(
-            hidden, eps, dtype=dtype, device=device, group=group
-        )
-        mlp_class = self.mlp_class(config, layer)
-        self.mlp = mlp_class(config, dtype=dtype, device=device, group=group)
+        self.input_layernorm = RMSNorm(hidden, eps, **place)
+        self.self_attn = Attention(config, layer, **place)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, **place)
+        self.mlp = self.mlp_class(config, layer)(config, **place)
 
     def forward(
         self,
@@ -95,6 +74,12 @@ class Qwen3Layer(nn.Module):
         wanted: Tensor | None = None,  # [R] int64, into T: the tokens that go on
     ) -> tuple[Tensor, Tensor | None]:  # of those: what to add next, as x, and the new residual
         x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch, wanted)
+        return self.forward_mlp(x, residual, batch, wanted)
+
+    def forward_mlp(
+        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch, wanted: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The second half of `forward`, for models with experts to override."""
         x, residual = self.mlp(x, residual, self.post_attention_layernorm)
         return x, residual
 
@@ -102,26 +87,16 @@ class Qwen3Layer(nn.Module):
 class Qwen3Model(nn.Module):
     layer_class: ClassVar[type[nn.Module]] = Qwen3Layer
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TPGroup,
-    ) -> None:
+    def __init__(self, config: ModelConfig, **place: Unpack[Placement]) -> None:
         super().__init__()
         hidden = config.hidden_size
-        self.embed_tokens = Embedding(
-            config.vocab_size, hidden, dtype=dtype, device=device, group=group
-        )
+        self.embed_tokens = Embedding(config.vocab_size, hidden, **place)
         self.layers = nn.ModuleList(
-            self.layer_class(config, i, dtype=dtype, device=device, group=group)
-            for i in range(config.num_layers)
+            self.layer_class(config, i, **place) for i in range(config.num_layers)
         )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device, group=group)
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, **place)
         self.rotary = RotaryEmbedding(
-            config.rope, config.head_dim, config.max_model_len, device=device
+            config.rope, config.head_dim, config.max_model_len, device=place["device"]
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:  # [T, E] or [R, E], after the last norm
@@ -139,25 +114,13 @@ class Qwen3ForCausalLM(nn.Module):
 
     model_class: ClassVar[type[Qwen3Model]] = Qwen3Model
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: TPGroup,
-    ) -> None:
+    def __init__(self, config: ModelConfig, **place: Unpack[Placement]) -> None:
         super().__init__()
         self.config = config
-        self.group = group
-        self.model = self.model_class(config, dtype=dtype, device=device, group=group)
-        self.lm_head = Linear(
-            config.hidden_size,
-            {"lm_head": group.padded_share(config.vocab_size)},
-            bias=False,
-            dtype=dtype,
-            device=device,
-        )
+        self.group = place["group"]
+        self.model = self.model_class(config, **place)
+        head = {"lm_head": self.group.padded_share(config.vocab_size)}
+        self.lm_head = Linear(config.hidden_size, head, bias=False, **place)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Hidden states [T, E] of the step's tokens, whose KV is stored on the way; where the batch

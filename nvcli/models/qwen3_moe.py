@@ -24,17 +24,11 @@ class Qwen3MoeLayer(Qwen3Layer):
         assert config.moe is not None, "a configuration without experts"
         return MoE if config.moe.has_experts(layer) else Qwen3MLP
 
-    def forward(
-        self,
-        x: Tensor,  # [T, E] or addends, what the previous layer adds to the residual
-        residual: Tensor | None,  # [T, E]; None where x is the sum already
-        rotary: tuple[Tensor, Tensor],  # [T, D] each
-        batch: ForwardBatch,
-        wanted: Tensor | None = None,  # [R] int64, into T: the tokens that go on
+    def forward_mlp(
+        self, x: Tensor, residual: Tensor | None, batch: ForwardBatch, wanted: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(self.mlp, MoE):
-            return super().forward(x, residual, rotary, batch, wanted)
-        x, residual = self.self_attn(x, residual, self.input_layernorm, rotary, batch, wanted)
+            return super().forward_mlp(x, residual, batch, wanted)
         is_token = batch.is_token()
         if is_token is not None and wanted is not None:
             is_token = batch.seq_lens > 0  # what a row without keys names is another row's token
