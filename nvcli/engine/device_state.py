@@ -66,17 +66,14 @@ class I(IntEnum):  # noqa: E742 - the twin of F
 
 @dataclass(slots=True)
 class SlotInfo:
-    """The host's memory of a slot: which features its sampling uses."""
+    """What the host remembers of the sequence in a slot."""
 
     params: SamplingParams
-    prompt_len: int
+    features: Features
     length: int  # positions written so far, samples in flight included
-    has_penalties: bool
-    has_bias: bool  # logit bias, allowed or bad tokens
-    masked_ids: list[int]  # EOS and stop ids, masked until min_tokens
-    has_grammar: bool
-    bad_words: tuple[Tensor, Tensor] | None  # prefixes [W, L] (-1 fits all), last ids [W]
-    fits_kernel: bool  # the sampling kernel knows all of this
+    # `features.bad_words` on the device: all tokens but the last [W, L], filled up with -1 on the
+    # left, and the last tokens [W]
+    bad_words: tuple[Tensor, Tensor] | None
 
 
 @dataclass(slots=True)
@@ -254,25 +251,16 @@ class DeviceState:
 
     def _init_slot(self, init: SlotInit, history: Tensor) -> None:
         """`history`: prompt and output, [prompt_len + outputs] int32."""
-        slot, prompt_len, features = init.slot, len(init.prompt_token_ids), Features.of(init)
+        slot, features = init.slot, Features.of(init)
         self.tokens[slot, : history.numel()] = history
-        info = SlotInfo(
-            params=init.params,
-            prompt_len=prompt_len,
-            length=history.numel(),
-            has_penalties=features.has_penalties,
-            has_bias=features.has_bias,
-            masked_ids=list(features.masked_ids),
-            has_grammar=init.has_grammar,
-            bad_words=self._pack_bad_words(features.bad_words),
-            fits_kernel=features.fits_kernel,
-        )
-        self.slots[slot] = info
-        (self.penalty_slots.add if info.has_penalties else self.penalty_slots.discard)(slot)
-        if info.has_penalties:
-            self.by_token.begin_counts(slot, history.long(), prompt_len)
-        if info.has_bias:
-            row = self.by_token.bias_row(init.params, list(features.bad_tokens))
+        bad_words = self._pack_bad_words(features.bad_words)
+        self.slots[slot] = SlotInfo(init.params, features, history.numel(), bad_words)
+        self.penalty_slots.discard(slot)
+        if features.has_penalties:
+            self.penalty_slots.add(slot)
+            self.by_token.begin_counts(slot, history.long(), len(init.prompt_token_ids))
+        if features.has_bias:
+            row = self.by_token.bias_row(init.params, features.bad_tokens)
             self.by_token.bias_table()[slot] = self.staging.upload_once(row)
 
     def _pack_bad_words(self, words: tuple[tuple[int, ...], ...]) -> tuple[Tensor, Tensor] | None:
@@ -296,7 +284,7 @@ class DeviceState:
         info = self.slots[slot]
         assert info is not None, f"slot {slot} has no owner"
         end = min(end, info.length)
-        if info.has_penalties and start < end:
+        if info.features.has_penalties and start < end:
             self.by_token.count(slot, self.tokens[slot, start:end].long(), -1)
 
     def _force_tokens(self, write: TokenWrite, token_ids: Tensor) -> None:
@@ -305,7 +293,7 @@ class DeviceState:
         assert info is not None, f"slot {slot} has no owner"
         self._uncount(slot, start, end)
         self.tokens[slot, start:end] = token_ids
-        if info.has_penalties:
+        if info.features.has_penalties:
             self.by_token.count(slot, token_ids.long(), 1)
         info.length = max(info.length, end)
 
@@ -321,7 +309,7 @@ class DeviceState:
             info = self.slots[row.slot]
             assert info is not None, f"slot {row.slot} has no owner"
             position = row.start + row.n
-            if info.has_penalties:
+            if info.features.has_penalties:
                 penalised.append(i)
                 self._uncount(row.slot, position, position + 1)
             info.length = max(info.length, position + 1)

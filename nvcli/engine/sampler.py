@@ -72,7 +72,7 @@ class GroupKey(NamedTuple):
 
 
 def group_key(info: SlotInfo, vocab_size: int) -> GroupKey:
-    params = info.params
+    params, features = info.params, info.features
     top_k = params.top_k if 0 < params.top_k < vocab_size else 0
     if params.is_greedy:
         width = WHOLE
@@ -86,11 +86,11 @@ def group_key(info: SlotInfo, vocab_size: int) -> GroupKey:
         is_greedy=params.is_greedy,
         width=width,
         has_min_p=params.min_p > 0 and not params.is_greedy,
-        has_penalties=info.has_penalties,
-        has_bias=info.has_bias,
-        has_masked_ids=bool(info.masked_ids),
-        has_bad_words=info.bad_words is not None,
-        has_grammar=info.has_grammar,
+        has_penalties=features.has_penalties,
+        has_bias=features.has_bias,
+        has_masked_ids=bool(features.masked_ids),
+        has_bad_words=bool(features.bad_words),
+        has_grammar=features.has_grammar,
     )
 
 
@@ -257,7 +257,7 @@ class Sampler:
             index = None if len(parts) == 1 else self.state.staging.upload_index(rows)
             # a copy: the step's own array is gone when the group is used again
             of_group = device_slots.clone() if index is None else device_slots[index]
-            masked = [(i, t) for i, row in enumerate(rows) for t in infos[row].masked_ids]
+            masked = [(i, t) for i, row in enumerate(rows) for t in infos[row].features.masked_ids]
             upload = self.state.staging.upload_index
             groups.append(
                 Group(

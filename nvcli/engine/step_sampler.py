@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nvcli.engine.device_state import StepInputs
+from nvcli.engine.device_state import StepInputs, masks_of
 from nvcli.kernels.sampling import Tables, sample
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class StepSampler:
         for row in plan.rows:
             info = self.state.slots[row.slot]
             assert info is not None, f"slot {row.slot} has no owner"
-            if row.samples and info.has_penalties and info.fits_kernel:
+            features = info.features
+            if row.samples and features.has_penalties and features.fits_kernel:
                 self.state.forget_sample(row.slot, row.start + row.n)
 
     def run_kernel(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
@@ -86,7 +87,7 @@ class StepSampler:
                 continue
             info = infos[row.slot]
             assert info is not None, f"slot {row.slot} has no owner"
-            if not info.fits_kernel:
+            if not info.features.fits_kernel:
                 others.append(index)
                 continue
             info.length = max(info.length, row.start + row.n + 1)
@@ -96,8 +97,7 @@ class StepSampler:
             index_of = self.state.staging.upload_index(others)
             logits, slots, positions = logits[index_of], slots[index_of], positions[index_of]
         sample_rows = [rows[index] for index in others]
-        masks = [plan.rows[i].seq.mask for i in sample_rows]
-        inputs = StepInputs(None, sample_rows, slots, positions, masks)
+        inputs = StepInputs(None, sample_rows, slots, positions, masks_of(plan, sample_rows))
         sampled = self.sampler.sample(logits, [plan.rows[i].slot for i in sample_rows], inputs)
         self.state.store_samples(plan, inputs, sampled)
         if len(others) < out.shape[0]:

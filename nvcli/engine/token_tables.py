@@ -79,8 +79,8 @@ class TokenTables:
         ones = torch.ones_like(token_ids, dtype=torch.int32)
         counts[slot].index_add_(0, token_ids, ones, alpha=change)
 
-    def bias_row(self, params: SamplingParams, bad_tokens: list[int]) -> Array:
-        """Bias, allowed and bad tokens are one row of numbers to add to the logits, [V] float32."""
+    def bias_row(self, params: SamplingParams, bad_tokens: tuple[int, ...]) -> Array:
+        """Bias, allowed and bad tokens as one row of numbers to add to the logits, [V] float32."""
         width = self.shape[1]
         row = np.zeros(width, np.float32)
         for token_id, bias in (params.logit_bias or {}).items():
@@ -89,5 +89,5 @@ class TokenTables:
             is_forbidden = np.ones(width, np.bool_)
             is_forbidden[list(params.allowed_token_ids)] = False
             row[is_forbidden] = -np.inf
-        row[bad_tokens] = -np.inf
+        row[list(bad_tokens)] = -np.inf
         return row

@@ -262,5 +262,5 @@ def test_the_sampling_kernel_leaves_grammars_to_others(folder: Path) -> None:
             0, array("i", PROMPT), [], SamplingParams(**kind), 0, frozenset({EOS}), has_grammar
         )
         state.apply_deltas(StepPlan(0, slot_inits=[init]))
-        assert not state.slots[0].fits_kernel
+        assert not state.slots[0].features.fits_kernel
         assert state.params_i[0, 4:6].tolist() == [0, 0]

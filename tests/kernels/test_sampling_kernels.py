@@ -147,7 +147,7 @@ def check_sampling(vocab: int, padded: int, dtype: torch.dtype, device: str, see
         for row, slot in enumerate(order):
             assert int(ours.tokens[slot, start + 1]) == max(int(out[row]), 0)
             plain.slots[slot].length = ours.slots[slot].length = start + 2  # type: ignore[union-attr]
-            if plain.slots[slot].has_penalties:  # type: ignore[union-attr]
+            if plain.slots[slot].features.has_penalties:  # type: ignore[union-attr]
                 plain.by_token.count(slot, wanted[row : row + 1], 1)
                 counts = [state.by_token.count_tables()[0][slot] for state in (ours, plain)]
                 assert torch.equal(*counts)
