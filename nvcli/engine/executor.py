@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from nvcli.config import EngineConfig
     from nvcli.engine.model_runner import ModelRunner
-    from nvcli.engine.startup import StartupReport
     from nvcli.engine.step import StepPlan, StepResult
     from nvcli.engine.step_runner import RunnerTicket
     from nvcli.errors import NvcliError
@@ -106,40 +105,15 @@ class TensorParallelDevice:
             if self._workers.group is not None:
                 self._workers.group.stop_waiting()
             raise
-
-    # --- as of a runner --------------------------------------------------------------------------
-
-    @property
-    def startup(self) -> StartupReport:
-        return self._runner.startup
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self._runner.max_num_seqs
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        return self._runner.max_num_batched_tokens
-
-    @property
-    def max_model_len(self) -> int:
-        return self._runner.max_model_len
-
-    @property
-    def num_blocks(self) -> int:
-        return self._runner.num_blocks
-
-    @property
-    def block_size(self) -> int:
-        return self._runner.block_size
-
-    @property
-    def vocab_size(self) -> int:
-        return self._runner.vocab_size
-
-    @property
-    def depth(self) -> int:
-        return self._runner.depth
+        runner = self._runner  # all ranks have settled on the same numbers
+        self.startup = runner.startup
+        self.max_num_seqs = runner.max_num_seqs
+        self.max_num_batched_tokens = runner.max_num_batched_tokens
+        self.max_model_len = runner.max_model_len
+        self.num_blocks = runner.num_blocks
+        self.block_size = runner.block_size
+        self.vocab_size = runner.vocab_size
+        self.depth = runner.depth
 
     # --- steps -----------------------------------------------------------------------------------
 
