@@ -161,6 +161,14 @@ class EngineClosedError(EngineError):
     code = "engine_closed"
 
 
+def first_line(error: BaseException) -> str:
+    """What an exception of somebody else says, cut to fit into one of our messages; its class
+    where it says nothing.
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0].strip()[:400] if lines else type(error).__name__
+
+
 _CLOSE = 0.7  # of difflib: --temprature; --url is not --turns
 
 

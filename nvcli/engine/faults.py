@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nvcli.errors import EngineError, NvcliError, RequestError
+from nvcli.errors import EngineError, NvcliError, RequestError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +69,6 @@ def as_engine_error(error: Exception) -> NvcliError:
     """The error a user sees for a failed step: our own as it is, any other by its first line."""
     if isinstance(error, NvcliError):
         return error
-    reason = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
-    wrapped = EngineError(f"the step failed: {reason}")
+    wrapped = EngineError(f"the step failed: {first_line(error)}")
     wrapped.__cause__ = error
     return wrapped

@@ -22,7 +22,7 @@ import torch
 
 from nvcli import kernels
 from nvcli.engine.peer_memory import PeerMemory
-from nvcli.errors import DeviceError, UsageError
+from nvcli.errors import DeviceError, UsageError, first_line
 from nvcli.parallel import short_rows
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def connect(
             attempt.memory.close()
     except Exception as error:
         raise DeviceError(
-            f"the GPUs could not sum up over each other's memory: {_line(error)}",
+            f"the GPUs could not sum up over each other's memory: {first_line(error)}",
             hint="NVCLI_ALL_REDUCE=nccl in the environment leaves that to NCCL.",
         ) from error
     if reason is None:
@@ -121,7 +121,7 @@ class _Attempt:
                     step()
                 _finish(self.device)
             except Exception as error:  # noqa: BLE001 - whatever it is, NCCL does it then
-                text = _line(error)
+                text = first_line(error)
             data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
             everyone = enumerate(_exchange(self.group, self.device, data))
             told = [
@@ -196,11 +196,6 @@ def _exchange(group: TPGroup, device: torch.device, data: bytes) -> list[bytes]:
     own = torch.frombuffer(bytearray(data), dtype=torch.int64).to(device)
     everyone = group.gather_columns(own[None]).cpu().view(group.size, -1)
     return [row.numpy().tobytes() for row in everyone]
-
-
-def _line(error: Exception) -> str:
-    reason = (str(error).splitlines() or [""])[0].strip()
-    return reason or type(error).__name__
 
 
 def _finish(device: torch.device) -> None:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from nvcli.engine.child import be_child_of
-from nvcli.errors import EngineClosedError, NvcliError
+from nvcli.errors import EngineClosedError, NvcliError, first_line
 
 
 def main() -> NoReturn:
@@ -67,8 +67,7 @@ def _report(pipe: Connection, error: Exception) -> None:
     if isinstance(error, NvcliError):
         message = (type(error).__name__, error.message, error.hint, error.param)
     else:
-        reason = (str(error).splitlines() or [""])[0].strip()
-        text = f"the engine stopped: {type(error).__name__}: {reason}"
+        text = f"the engine stopped: {type(error).__name__}: {first_line(error)}"
         message = (EngineClosedError.__name__, text, None, None)
     try:
         pipe.send_bytes(pickle.dumps(message))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from nvcli import errors
 from nvcli.engine.child import start_child
-from nvcli.errors import EngineClosedError, NvcliError
+from nvcli.errors import EngineClosedError, NvcliError, first_line
 from nvcli.paths import module_command, module_environment
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ class Workers:
             self._changed.wait_for(lambda: self.error is not None, _REPORT_S)
         if self.error is None:
             if not isinstance(error, NvcliError):
-                reason = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
-                error = EngineClosedError(f"the engine stopped: rank 0 failed: {reason}")
+                reason = f"the engine stopped: rank 0 failed: {first_line(error)}"
+                error = EngineClosedError(reason)
             self._lose(error)
         assert self.error is not None, "a lost group has an error"
         return self.error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nvcli.config import DEFAULT_MODEL
-from nvcli.errors import ModelNotFoundError
+from nvcli.errors import ModelNotFoundError, first_line
 from nvcli.paths import expand_user
 
 if TYPE_CHECKING:
@@ -155,11 +155,6 @@ def _download(
         ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelNotFoundError(
-            f"{repo_id} is not in the cache and could not be fetched ({_first_line(error)})",
+            f"{repo_id} is not in the cache and could not be fetched ({first_line(error)})",
             hint=f"Check the network, or give {hint}.",
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__

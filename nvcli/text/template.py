@@ -26,7 +26,7 @@ from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from nvcli.errors import TemplateError
+from nvcli.errors import TemplateError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -290,9 +290,9 @@ def check_template(source: str) -> None:
     except JinjaError as error:
         line = getattr(error, "lineno", None)
         place = f", line {line}" if line else ""
-        raise TemplateError(f"chat template{place}: {_first_line(error)}") from error
+        raise TemplateError(f"chat template{place}: {first_line(error)}") from error
     except Exception as error:  # as deep a nesting as Python's own compiler refuses
-        reason = f"{type(error).__name__}: {_first_line(error)}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise TemplateError(f"chat template: {reason}") from error
 
 
@@ -313,14 +313,9 @@ def render_template(
     except _LimitError as error:
         raise TemplateError(f"chat template stopped: {error}") from error
     except JinjaError as error:
-        raise TemplateError(f"chat template: {_first_line(error)}") from error
+        raise TemplateError(f"chat template: {first_line(error)}") from error
     except Exception as error:
-        reason = f"{type(error).__name__}: {_first_line(error)}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise TemplateError(f"chat template failed with {reason}") from error
     finally:
         _budget.reset(token)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.partition("\n")[0][:400]

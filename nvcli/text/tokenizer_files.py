@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvcli.errors import TokenizerError
+from nvcli.errors import TokenizerError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,14 +51,10 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"cannot read {path}: {_first_line(error)}") from error
+        raise TokenizerError(f"cannot read {path}: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"cannot read {path}: it holds no JSON object")
     return value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).partition("\n")[0][:300]
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:
@@ -67,7 +63,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise TokenizerError(f"cannot read {path}: {_first_line(error)}") from error
+        raise TokenizerError(f"cannot read {path}: {first_line(error)}") from error
     backend.no_truncation()
     backend.no_padding()
     _check_byte_level(backend, path)
@@ -86,7 +82,7 @@ def _load_with_transformers(folder: Path) -> tokenizers.Tokenizer:
         slow = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
         raise TokenizerError(
-            f"cannot build a tokenizer from {folder}: {_first_line(error)}"
+            f"cannot build a tokenizer from {folder}: {first_line(error)}"
         ) from error
     backend: tokenizers.Tokenizer | None = getattr(slow, "backend_tokenizer", None)
     if backend is None:
@@ -153,7 +149,7 @@ def _find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             for other in sorted((folder / "additional_chat_templates").glob("*.jinja")):
                 templates[other.stem] = other.read_text("utf-8")
         except (OSError, ValueError) as error:
-            raise TokenizerError(f"cannot read {file}: {_first_line(error)}") from error
+            raise TokenizerError(f"cannot read {file}: {first_line(error)}") from error
         return templates
     for source in (config, _read_object(folder / "chat_template.json")):
         value = source.get("chat_template")
