@@ -61,26 +61,31 @@ class ServerModel:
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         )
         try:
-            models: list[dict[str, Any]] = self._get("/v1/models")["data"]
-            known = {m["id"]: m for m in models}
-            roots = {m.get("root"): m for m in models}
-        except (KeyError, TypeError, AttributeError) as exc:
-            raise ServerError(f"{self.where} is no server of OpenAI's API") from exc
-        finally:
-            if "models" not in locals():
-                self._http.close()
-        found = known.get(model) or roots.get(model) if model is not None else models[0]
-        if found is None:
+            found = self._find_model(model)
+        except BaseException:
             self._http.close()
-            raise UsageError(
-                f"{self.where} does not serve {model}", hint=f"It has {', '.join(known)}."
-            )
+            raise
         self.model_name: str = found["id"]
         self.max_model_len: int = found.get("max_model_len") or 32768
         self.max_num_seqs: int = found.get("max_num_seqs") or DEFAULT_NUM_SEQS
         self.root: str = found.get("root") or found["id"]  # the model by its own name
         self.supports_thinking: bool = found.get("supports_thinking", True)
         self._defaults: dict[str, dict[str, Any]] = found.get("default_sampling") or {}
+
+    def _find_model(self, name: str | None) -> dict[str, Any]:
+        """What the server says of its model `name`, or of its first."""
+        try:
+            models: list[dict[str, Any]] = self._request("/v1/models")["data"]
+            known = {m["id"]: m for m in models}
+            roots = {m.get("root"): m for m in models}
+            found = models[0] if name is None else known.get(name) or roots.get(name)
+        except (LookupError, TypeError, AttributeError) as exc:
+            raise ServerError(f"{self.where} is no server of OpenAI's API") from exc
+        if found is None:
+            raise UsageError(
+                f"{self.where} does not serve {name}", hint=f"It has {', '.join(known)}."
+            )
+        return found
 
     # --- ChatModel -------------------------------------------------------------------------------
 
@@ -104,11 +109,11 @@ class ServerModel:
         }
         if tools:
             body["tools"] = list(tools)
-        ids = self._post("/tokenize", body)["tokens"]
-        return str(self._post("/detokenize", {"tokens": ids})["prompt"])
+        ids = self._request("/tokenize", body)["tokens"]
+        return str(self._request("/detokenize", {"tokens": ids})["prompt"])
 
     def count_tokens(self, text: str) -> int:
-        return int(self._post("/tokenize", {"prompt": text})["count"])
+        return int(self._request("/tokenize", {"prompt": text})["count"])
 
     def stats(self) -> None:
         """A server's engine is its own."""
@@ -199,17 +204,12 @@ class ServerModel:
         except (ValueError, KeyError, TypeError, IndexError) as exc:
             raise ServerError(f"{self.where} answered what is no stream of OpenAI's API") from exc
 
-    def _get(self, path: str) -> Any:
-        return self._request("GET", path, None)
-
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._request("POST", path, body)
-
-    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The JSON that a GET, or a POST of `body`, is answered with."""
         import httpx
 
         try:
-            response = self._http.request(method, path, json=body)
+            response = self._http.request("GET" if body is None else "POST", path, json=body)
             if response.status_code != 200:
                 raise _refusal(response)
             return response.json()

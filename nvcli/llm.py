@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import queue
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
@@ -35,13 +35,21 @@ if TYPE_CHECKING:
     from nvcli.engine.step import StepPlan
     from nvcli.models.config import ModelConfig
 
-# Prompts of `generate` that reach the engine at once: one by one they would share no step, and all
-# of many would keep it waiting for their tokens.
+# Prompts of `generate` that reach the engine at once. One by one, the first steps would hold few of
+# them; all at once, the engine would idle until the last prompt is tokenized.
 SUBMITTED_TOGETHER = 64
 
 
 class LLM(Described):
-    """Raises `ModelError`s while loading and `RequestError`s from the calls."""
+    """A loaded model and its running engine.
+
+    `chat`, `generate` and `embed` wait for whole answers; `stream` iterates over an answer while it
+    is made; `submit` takes a prepared `request` and hands its outputs to a callback. All of them
+    may be called from any thread. Close it, or use it in a `with` block: that frees the memory.
+
+    Loading raises `ModelError` or `UsageError`, the calls raise `RequestError` or `UsageError`, and
+    `EngineClosedError` once the engine has ended.
+    """
 
     def __init__(
         self,
@@ -50,11 +58,13 @@ class LLM(Described):
         config: EngineConfig | None = None,
         **options: Any,
     ) -> None:
-        """Load a model.
+        """Load a model; fetch it first where it is a Hugging Face id that is not in the cache.
 
         Args:
-            model: a local folder, a Hugging Face id, or `demo`; it wins over `config.model`.
-            config: everything else; `options` are its fields by name and win over it.
+            model: a local folder, a Hugging Face id, or `demo`; None: `config.model`.
+            config: everything else about the engine; None: the defaults.
+            options: fields of `EngineConfig` by name, for example `max_model_len=4096`. They win
+                over `config`; those that are None count as not given.
         """
         from nvcli.engine.engine import Engine
         from nvcli.engine.engine_thread import EngineThread
@@ -112,6 +122,10 @@ class LLM(Described):
     @property
     def max_num_seqs(self) -> int:
         return self._runner.max_num_seqs
+
+    @property
+    def hidden_size(self) -> int:
+        return self.model_config.hidden_size
 
     @property
     def is_alive(self) -> bool:
@@ -218,39 +232,79 @@ class LLM(Described):
             )
         for prompt_params in each:
             check_params(prompt_params)
-        finished: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
-        results: dict[str, list[RequestOutput]] = {}
-        num_open = 0
-        together: list[Request] = []
-        try:
+        results: dict[str, list[RequestOutput]] = {}  # by request, in the order of the prompts
+
+        def requests() -> Iterator[Request]:
             for prompt, prompt_params in zip(batch, each, strict=True):
-                request_id = self.next_request_id()
-                results[request_id] = []
-                num_outputs = 1 if prompt_params is None else prompt_params.n
-                num_open += num_outputs
                 try:
                     request = self.request(prompt, prompt_params, raw=True, is_streaming=False)
-                    request.request_id = request_id
                     self._thread.validate(request)
                 except (RequestError, UsageError) as error:
-                    indices = set(range(num_outputs))
-                    finished.put(error_outputs(request_id, indices, error))
-                    continue
-                together.append(request)
-                if len(together) == SUBMITTED_TOGETHER:
-                    self._thread.submit_together(together, finished.put)
-                    together = []
-            if together:
-                self._thread.submit_together(together, finished.put)
+                    indices = set(range(1 if prompt_params is None else prompt_params.n))
+                    request_id = self.next_request_id()
+                    results[request_id] = error_outputs(request_id, indices, error)
+                else:
+                    results[request.request_id] = []
+                    yield request
+
+        self._run(requests(), results)
+        return [o for outputs in results.values() for o in sorted(outputs, key=lambda o: o.index)]
+
+    def embed(
+        self, prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
+    ) -> list[tuple[float, ...]]:
+        """One vector of unit length for each prompt: the last token's hidden state.
+
+        Texts get `<|endoftext|>` behind them, as Qwen3-Embedding wants it; token ids are taken as
+        they are. Raises `RequestError` or `UsageError` for a prompt that cannot be served; then
+        none is.
+        """
+        from nvcli.engine.engine import Request
+
+        requests = [
+            Request(
+                request_id=self.next_request_id(),
+                prompt_token_ids=(
+                    ended(self.tokenizer.encode(prompt, parse_special=False), self.tokenizer)
+                    if isinstance(prompt, str)
+                    else as_token_ids(prompt)
+                ),
+                params=SamplingParams(max_tokens=0),
+                is_streaming=False,
+                pools=(),
+            )
+            for prompt in as_batch(prompts)
+        ]
+        results: dict[str, list[RequestOutput]] = {}
+        for request in requests:
+            self._thread.validate(request)
+            results[request.request_id] = []
+        self._run(iter(requests), results)
+        vectors = []
+        for (output,) in results.values():
+            if output.pooled is None:
+                raise RequestError(output.error or "the engine gave no hidden state")
+            vectors.append(unit_vector(output.pooled))
+        return vectors
+
+    def _run(self, requests: Iterator[Request], results: dict[str, list[RequestOutput]]) -> None:
+        """Submit valid requests and wait for all outputs of all of them, which are put into
+        `results` by request id. Whoever interrupts the wait ends what is still running.
+        """
+        outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
+        num_open = 0
+        try:
+            while together := list(itertools.islice(requests, SUBMITTED_TOGETHER)):
+                num_open += sum(request.params.n for request in together)
+                self._thread.submit_together(together, outputs.put)
             while num_open > 0:
-                for output in finished.get():
+                for output in outputs.get():
                     results[output.request_id].append(output)
                     num_open -= 1
         finally:
             if num_open > 0:
                 for request_id in results:
                     self.abort(request_id)
-        return [o for outputs in results.values() for o in sorted(outputs, key=lambda o: o.index)]
 
     # --- one request at a time, without waiting ---------------------------------------------------
 
@@ -299,43 +353,6 @@ class LLM(Described):
             priority=priority,
             cache_salt=cache_salt,
         )
-
-    @property
-    def hidden_size(self) -> int:
-        return self.model_config.hidden_size
-
-    def embed(self, prompts: Sequence[str] | Sequence[Sequence[int]]) -> list[tuple[float, ...]]:
-        """One vector of unit length for each prompt: the last token's hidden state.
-
-        Texts get `<|endoftext|>` behind them, as Qwen3-Embedding wants it; token ids are taken as
-        they are. Raises `RequestError` for a prompt that does not fit.
-        """
-        from nvcli.engine.engine import Request
-
-        outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
-        numbers: dict[str, int] = {}
-        for prompt in prompts:
-            ids = (
-                ended(self.tokenizer.encode(prompt, parse_special=False), self.tokenizer)
-                if isinstance(prompt, str)
-                else list(prompt)
-            )
-            request = Request(
-                request_id=self.next_request_id(),
-                prompt_token_ids=ids,
-                params=SamplingParams(max_tokens=0),
-                is_streaming=False,
-                pools=(),
-            )
-            numbers[request.request_id] = len(numbers)
-            self.submit(request, outputs.put)
-        vectors: dict[int, tuple[float, ...]] = {}
-        while len(vectors) < len(numbers):
-            for output in outputs.get():
-                if output.error is not None or output.pooled is None:
-                    raise RequestError(output.error or "the engine gave no hidden state")
-                vectors[numbers[output.request_id]] = unit_vector(output.pooled)
-        return [vectors[i] for i in range(len(vectors))]
 
     def next_request_id(self) -> str:
         return f"req-{next(self._request_ids)}"

@@ -108,6 +108,19 @@ def test_one_bad_prompt_of_a_batch_fails_alone(llm: LLM) -> None:
     assert outputs[0].token_ids == outputs[4].token_ids != ()
 
 
+def test_embed_takes_one_prompt_or_many_and_all_or_none(llm: LLM) -> None:
+    (one,) = llm.embed("hello")
+    assert [one] == llm.embed(["hello"])
+    ids = llm.tokenizer.encode("hello")
+    assert llm.embed(ids) == llm.embed([ids]) != [one]  # nothing is put behind ids
+    assert llm.embed([]) == []
+    with pytest.raises(InvalidParameterError, match="token id 1000000000"):
+        llm.embed([ids, [10**9]])
+    assert not llm.stats().num_running + llm.stats().num_waiting  # nor was the first one begun
+    with pytest.raises(InvalidParameterError, match="prompts must be"):
+        llm.embed(5)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("n", [0, 1])
 def test_as_many_params_as_prompts(llm: LLM, n: int) -> None:
     with pytest.raises(InvalidParameterError, match="2 prompts"):

@@ -30,10 +30,11 @@ class OutputStream(Iterator[RequestOutput]):
     def __init__(self, llm: Requests, request: Request) -> None:
         self.request_id = request.request_id
         self._llm = llm
-        self._num_open = request.params.n
+        self._num_open = 0  # outputs that have not finished; none before the request is accepted
         self._outputs: queue.SimpleQueue[list[RequestOutput]] = queue.SimpleQueue()
         self._ready: deque[RequestOutput] = deque()
         llm.submit(request, self._outputs.put)
+        self._num_open = request.params.n
 
     def __next__(self) -> RequestOutput:
         while not self._ready:
@@ -49,11 +50,11 @@ class OutputStream(Iterator[RequestOutput]):
         self._llm.close_thinking(self.request_id)
 
     def close(self) -> None:
+        """Abort what still runs; the iterator ends."""
         if self._num_open > 0:
             self._num_open = 0
             self._ready.clear()
             self._llm.abort(self.request_id)
 
     def __del__(self) -> None:
-        if hasattr(self, "_ready"):  # the request was accepted
-            self.close()
+        self.close()

@@ -52,7 +52,7 @@ def resolve_model(name: str) -> Path:
             f"there is no folder {name}",
             hint="Give a local folder or a Hugging Face id such as Qwen/Qwen3-0.6B.",
         )
-    return _from_hub(name)
+    return _cached(name) or _download(name)
 
 
 def is_hub_id(name: str) -> bool:
@@ -65,22 +65,16 @@ def find_local(name: str) -> Path | None:
     folder = expand_user(name)
     if name == DEFAULT_MODEL or folder.is_dir():
         return resolve_model(name)
-    if not is_hub_id(name):
-        return None
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=FILE_PATTERNS, local_files_only=True))
-    except (HFValidationError, LocalEntryNotFoundError):
-        return None
+    return _cached(name) if is_hub_id(name) else None
 
 
 @contextlib.contextmanager
 def some_files(name: str, *files: str) -> Iterator[Path]:
-    """A folder with these files of `name`, for who needs no weights. What `resolve_model` would
-    fetch whole is fetched as far as asked for, and gone afterwards: half a model in the cache would
-    pass for one. The path of a config.json stands for its folder. Raises `ModelNotFoundError`.
+    """A folder with these files of `name`, for callers that need no weights.
+
+    A model that is not on this machine is not fetched whole: only `files` are, into a temporary
+    folder, since a model without weights in the cache would be taken for a complete one. The path
+    of a config.json stands for its folder. Raises `ModelNotFoundError`.
     """
     path = expand_user(name)
     if path.name == "config.json" and path.is_file():
@@ -88,7 +82,7 @@ def some_files(name: str, *files: str) -> Iterator[Path]:
     elif (folder := find_local(name)) is not None:
         yield folder
     elif not is_hub_id(name):
-        yield resolve_model(name)  # which says what is wrong
+        yield resolve_model(name)  # raises: no folder and no id
     else:
         with tempfile.TemporaryDirectory(prefix="nvcli-") as temporary:
             yield _download(
@@ -109,16 +103,15 @@ def fetch_model(name: str, *, is_quiet: bool) -> Path:
     return _download(name)
 
 
-def _from_hub(repo_id: str) -> Path:
+def _cached(repo_id: str) -> Path | None:
+    """The snapshot of a Hugging Face id in the cache; None where there is none."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(repo_id, allow_patterns=FILE_PATTERNS, local_files_only=True))
-    except HFValidationError as error:
-        raise ModelNotFoundError(f"{repo_id!r} is no Hugging Face id") from error
-    except LocalEntryNotFoundError:
-        return _download(repo_id)
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
 
 
 def _download(
@@ -127,11 +120,14 @@ def _download(
     folder: str | None = None,
     hint: str = "a local folder",
 ) -> Path:
-    """Into the cache, or the folder."""
+    """Fetch an id into the cache, or into `folder`. Raises `ModelNotFoundError`, whose hint names
+    `hint` as what may be given instead.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -144,6 +140,8 @@ def _download(
     try:
         found = snapshot_download(repo_id, allow_patterns=list(patterns), local_dir=folder)
         return Path(found)
+    except HFValidationError as error:
+        raise ModelNotFoundError(f"{repo_id!r} is no Hugging Face id") from error
     except GatedRepoError as error:
         raise ModelNotFoundError(
             f"{repo_id} is gated", hint="Accept its terms on its page and set HF_TOKEN."

@@ -203,6 +203,16 @@ def test_unknown_hub_id(hub: str, tmp_path: Path) -> None:
     )
 
 
+def test_an_id_that_the_hub_does_not_allow(tmp_path: Path) -> None:
+    result = resolve_in_process("someone/ti--ny", HF_HOME=str(tmp_path))
+    assert (result.returncode, result.stdout) == (3, "'someone/ti--ny' is no Hugging Face id\n")
+    pull = [sys.executable, "-m", "nvcli", "models", "pull", "someone/ti--ny"]
+    env = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path)}
+    pulled = subprocess.run(pull, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert pulled.returncode == 3
+    assert pulled.stderr == "nvcli: 'someone/ti--ny' is no Hugging Face id\n"
+
+
 def test_offline_without_the_model(tmp_path: Path) -> None:
     result = resolve_in_process("someone/tiny", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert result.returncode == 3
