@@ -104,11 +104,6 @@ class BlockManager:
         """Blocks that a prefix match can find."""
         return len(self._block_of)
 
-    @property
-    def usage(self) -> float:
-        """Held fraction of the pool, 0 to 1."""
-        return 1 - self.num_free / self.num_blocks
-
     def is_named(self, block: int) -> bool:
         return self._digests[block] is not None
 

@@ -38,12 +38,7 @@ from nvcli.engine.faults import (
     why_nothing,
 )
 from nvcli.engine.scheduler import Scheduler
-from nvcli.errors import (
-    ContextLengthError,
-    EngineClosedError,
-    InvalidParameterError,
-    NvcliError,
-)
+from nvcli.errors import EngineClosedError, NvcliError
 from nvcli.types import FinishReason
 
 if TYPE_CHECKING:
@@ -117,23 +112,10 @@ class EngineCore:
     # --- requests --------------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence. Its output is cut to the room left in the context and in the pool.
-
-        Raises `InvalidParameterError` for an empty prompt, and `ContextLengthError` for one that
-        can never fit.
-        """
+        """Queue a sequence. Its output is cut to the room left in the context and in the pool."""
         limit, num_prompt = self._device.max_model_len, seq.num_prompt_tokens
         capacity = self.scheduler.max_tokens_stored
-        if num_prompt == 0:
-            raise InvalidParameterError("the prompt must have at least one token", param="prompt")
-        if num_prompt > limit:
-            raise ContextLengthError(
-                f"the prompt has {num_prompt} tokens, the context holds {limit}", param="prompt"
-            )
-        if num_prompt > capacity:
-            raise ContextLengthError(
-                f"the prompt has {num_prompt} tokens, the KV cache holds {capacity}", param="prompt"
-            )
+        assert 0 < num_prompt <= min(limit, capacity), "see `Engine.validate`"
         # The last token of an output is never computed, so it needs no room in the pool.
         room = min(limit - num_prompt, capacity - num_prompt + 1)
         seq.max_output_tokens = min(seq.max_output_tokens, room)

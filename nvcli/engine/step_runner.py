@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from nvcli.engine.prompt_logprobs import (
-    pack_logprobs,
-    pack_prompt_logprobs,
-    packed_width,
-    unpack_logprobs,
-)
+from nvcli.engine.logprobs import pack_logprobs, packed_width, unpack_logprobs
 from nvcli.engine.step import StepPlan, StepResult
 from nvcli.errors import EngineClosedError, EngineError
 
@@ -179,13 +174,12 @@ class StepRunner:
         if not wanted:
             return []
         ticket.logprob_samples = wanted
-        logits = logits[:, : self.vocab_size]
         ticket.logprob_k = min(ticket.logprob_k, self.vocab_size)
         if len(wanted) < logits.shape[0]:
             index_of = self.state.staging.upload_index(wanted)
             logits, sampled = logits[index_of], sampled[index_of]
         ids = sampled.long().clamp(min=0)  # -1: nothing could be sampled
-        return [pack_logprobs(logits, ids, ticket.logprob_k).flatten()]
+        return [pack_logprobs(logits, ids, ticket.logprob_k, self.vocab_size).flatten()]
 
     def _prompt_logprobs(
         self, ticket: RunnerTicket, inputs: StepInputs, hidden: Tensor
@@ -199,12 +193,9 @@ class StepRunner:
             if k is not None and count > 0:
                 k = min(k, self.vocab_size)
                 targets = self.state.tokens[row.slot, row.start + 1 : row.start + 1 + count]
-                packed = pack_prompt_logprobs(
-                    hidden[first : first + count],
-                    targets.long(),
-                    k,
-                    self.model.compute_logits,
-                    self.vocab_size,
+                packed = pack_logprobs(
+                    *(hidden[first : first + count], targets.long(), k),
+                    *(self.vocab_size, self.model.compute_logits),
                 )
                 pieces.append(packed.flatten())
                 ticket.prompt_rows.append((index, count, k))

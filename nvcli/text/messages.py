@@ -23,8 +23,8 @@ _TEXT_PARTS = {  # part type -> the key of its text
     "output_text": "text",
     "refusal": "refusal",
 }
-_THINK_START = "<think>"
-_THINK_END = "</think>"
+THINK_START = "<think>"
+THINK_END = "</think>"
 
 
 def _fail(place: str, problem: str) -> TemplateError:
@@ -209,9 +209,9 @@ def split_think_block(text: str) -> tuple[str | None, str]:
     An unclosed block, as a cut answer has, is all reasoning. Without a block: None and the text.
     """
     start = text.lstrip()
-    if not start.startswith(_THINK_START):
+    if not start.startswith(THINK_START):
         return None, text
-    reasoning, _, rest = start[len(_THINK_START) :].partition(_THINK_END)
+    reasoning, _, rest = start[len(THINK_START) :].partition(THINK_END)
     return reasoning.strip("\n"), rest.lstrip("\n")
 
 

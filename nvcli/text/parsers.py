@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from nvcli.errors import RequestError
 from nvcli.text.detokenizer import IncrementalDetokenizer, StopMatcher
+from nvcli.text.messages import THINK_END, THINK_START
 from nvcli.text.tool_formats import TOOL_FORMATS, CallStatus
 from nvcli.text.trimmers import ContentTrimmer, NewlineTrimmer
 from nvcli.types import FinishReason, ToolCall
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from nvcli.text.detokenizer import Vocabulary
     from nvcli.text.tool_formats import CallPiece, ToolCallParser
 
-THINK_START = "<think>"
-THINK_END = "</think>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 AFTER_THINKING = "\n\n"  # what Qwen3 writes between `</think>` and its answer

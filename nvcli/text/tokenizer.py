@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import ModelError, RequestError, TemplateError, TokenizerError
-from nvcli.text.messages import normalize_messages, parse_message
+from nvcli.text.messages import THINK_END, THINK_START, normalize_messages, parse_message
 from nvcli.text.tokenizer_files import read_tokenizer_files
 from nvcli.text.unicode import repair_surrogates
 from nvcli.types import Message
@@ -56,6 +56,13 @@ class Tokenizer:
         self._added = {token_id: token.content for token_id, token in added.items()}
         self._special = {token_id for token_id, token in added.items() if token.special}
         self.size = backend.get_vocab_size(with_added_tokens=True)
+        # Ids found by name; None where the vocabulary has no such token.
+        self.think_id, self.end_think_id = self.id_of(THINK_START), self.id_of(THINK_END)
+        self.tool_call_id = self.id_of("<tool_call>")
+        self.end_tool_call_id = self.id_of("</tool_call>")
+        end = self.id_of(self.named_tokens.get("eos_token", ""))
+        # The tokenizer's own; generation_config.json may name more.
+        self.eos_token_ids: tuple[int, ...] = () if end is None else (end,)
 
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
@@ -133,29 +140,6 @@ class Tokenizer:
         """The id of a token by its name, such as `<think>`; None where there is none."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
-
-    @cached_property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's own end-of-sequence id, if any; generation_config.json may name more."""
-        token = self.named_tokens.get("eos_token")
-        token_id = None if token is None else self.id_of(token)
-        return () if token_id is None else (token_id,)
-
-    @cached_property
-    def think_id(self) -> int | None:
-        return self.id_of("<think>")
-
-    @cached_property
-    def end_think_id(self) -> int | None:
-        return self.id_of("</think>")
-
-    @cached_property
-    def tool_call_id(self) -> int | None:
-        return self.id_of("<tool_call>")
-
-    @cached_property
-    def end_tool_call_id(self) -> int | None:
-        return self.id_of("</tool_call>")
 
     @cached_property
     def _plain_backend(self) -> tokenizers.Tokenizer:

@@ -269,13 +269,13 @@ def test_a_miss_hashes_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seq.block_hashes) == 1
 
 
-def test_usage_is_the_held_fraction() -> None:
+def test_free_blocks_are_counted_with_those_that_are_cached() -> None:
     manager = make_block_manager(num_blocks=4, block_size=4)
-    assert manager.usage == 0
+    assert manager.num_free == 4
     seq = compute(manager, range(9))
-    assert manager.usage == 0.75
+    assert manager.num_free == 1
     manager.free(seq)
-    assert manager.usage == 0  # cached blocks can be handed out
+    assert manager.num_free == 4
 
 
 # --- the check itself ----------------------------------------------------------------------------

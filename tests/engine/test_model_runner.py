@@ -275,7 +275,7 @@ def test_prompt_logprobs(
     folder: Path, chunk: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T11: equal to a plain forward pass, whatever the chunks and the pieces of the head."""
-    monkeypatch.setattr("nvcli.engine.prompt_logprobs.MAX_ELEMENTS", piece)
+    monkeypatch.setattr("nvcli.engine.logprobs.MAX_ELEMENTS", piece)
     driver = Driver(make_runner(folder))
     other = driver.add(0, PROMPT[:3], temperature=0, logprobs=1)
     seq = driver.add(1, PROMPT, temperature=0, prompt_logprobs=2)

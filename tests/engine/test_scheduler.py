@@ -434,4 +434,4 @@ def test_counts() -> None:
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 2)
     step(scheduler)
     assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
-    assert scheduler.blocks.usage == pytest.approx(0.2)
+    assert scheduler.blocks.num_free == 8

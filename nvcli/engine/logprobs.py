@@ -33,33 +33,26 @@ def packed_width(k: int) -> int:
     return 2 + 2 * k
 
 
-def pack_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> Tensor:
-    """logits: [r, v], the real vocabulary; token_ids: [r] int64 -> [r, 2 + 2 k] int32."""
-    step = max(1, MAX_ELEMENTS // logits.shape[1])
-    pieces = [
-        _pack_piece(logits[i : i + step], token_ids[i : i + step], k)
-        for i in range(0, logits.shape[0], step)
-    ]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def pack_prompt_logprobs(
-    hidden: Tensor,
+def pack_logprobs(
+    x: Tensor,
     token_ids: Tensor,
     k: int,
-    compute_logits: Callable[[Tensor], Tensor],
     vocab_size: int,
+    compute_logits: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """As `pack_logprobs`, from hidden states [r, E], piece by piece through the head."""
+    """Log-probability and rank of each token id, and the k best ids beside it.
+
+    x:               [r, V] logits, or what `compute_logits` makes them of: [r, E] hidden states
+    token_ids:       [r] int64
+    vocab_size:      the real vocabulary's, at most V
+    returns          [r, 2 + 2 k] int32
+    """
     step = max(1, MAX_ELEMENTS // vocab_size)
-    return torch.cat(
-        [
-            _pack_piece(
-                compute_logits(hidden[i : i + step])[:, :vocab_size], token_ids[i : i + step], k
-            )
-            for i in range(0, hidden.shape[0], step)
-        ]
-    )
+    pieces = []
+    for i in range(0, x.shape[0], step):
+        logits = x[i : i + step] if compute_logits is None else compute_logits(x[i : i + step])
+        pieces.append(_pack_piece(logits[:, :vocab_size], token_ids[i : i + step], k))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _pack_piece(logits: Tensor, token_ids: Tensor, k: int) -> Tensor:
