@@ -224,11 +224,10 @@ class Engine:
         if request.request_id in self._live:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         params = request.params
-        withholds = params.best_of is not None and params.best_of > params.n
-        if withholds:
-            self._best_of[request.request_id] = BestOf(
-                params.n, params.num_sequences, keeps_logprobs=params.logprobs is not None
-            )
+        best_of = None  # collects what is withheld until all answers are there
+        if params.num_sequences > params.n:
+            keeps_logprobs = params.logprobs is not None
+            best_of = BestOf(params.n, params.num_sequences, keeps_logprobs=keeps_logprobs)
             params = params.replace(logprobs=params.logprobs or 0)
         seed = self._seed_of(params)
         room = self.max_model_len - len(request.prompt_token_ids)
@@ -254,11 +253,13 @@ class Engine:
             self._processor.add(
                 seq,
                 self._router(request),
-                is_streaming=request.is_streaming and not withholds,
+                is_streaming=request.is_streaming and best_of is None,
                 grammar=request.grammar,
             )
             sequences.append(seq)
         self._live[request.request_id] = {seq.index: seq for seq in sequences}
+        if best_of is not None:
+            self._best_of[request.request_id] = best_of
         for seq in sequences:
             self._core.add(seq)
 
@@ -311,9 +312,8 @@ class Engine:
         self._core.step()
 
     def _consume(self, updates: list[Update]) -> None:
-        self._processor.consume(updates)
         outputs: list[RequestOutput] = []
-        for output in self._processor.take_outputs():
+        for output in self._processor.consume(updates):
             collector = self._best_of.get(output.request_id)
             outputs.extend([output] if collector is None else collector.add(output))
             if output.is_finished:

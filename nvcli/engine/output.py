@@ -4,19 +4,18 @@ The core hands over updates: a sequence and its new token ids. For each sequence
 `nvcli.text.parsers`) turns ids into content, reasoning and tool calls, and finds stop strings;
 this module joins its deltas with usage, logprobs and times into `RequestOutput`s.
 
-A sequence that no text can end is quiet: a token of it costs nothing here, its ids are routed when
-something of it goes out, which without a reader is once, when it finishes. Where many stream, what
-is new of each goes out in fewer, larger pieces: the readers could not take more, and making them
-would take the time of the next step. The streams take turns, so that each step has as many pieces
-to make as the one before.
+What a request asks for decides how soon ids are routed. With stop strings, a grammar or a thinking
+budget the text may end or change the sequence, so each id is routed as soon as it is read. Without
+them the sequence is *quiet*: the core sends no update for its tokens, and its ids are routed when a
+piece of it goes to a reader (`pacing` says when), or all at once at its end.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nvcli.engine.pacing import Turns
 from nvcli.errors import NvcliError
 from nvcli.text import RouterState
 from nvcli.types import (
@@ -37,17 +36,8 @@ if TYPE_CHECKING:
     from nvcli.engine.sequence import Sequence
     from nvcli.text import OutputRouter, RouterDelta
 
-
-UNPACED_STREAMS = 16  # so many get every token at once
-PIECES_PER_S = 16_000  # of all streams together beyond: half of what an HTTP process can write
-MANY_STREAMS = 128  # and from here on fewer, as the engine has a piece's work with it too
-MAX_INTERVAL_S = 0.05  # between two pieces of a stream
-
-
-def piece_interval(num_streams: int) -> float:
-    """Seconds between two pieces of each of so many streams: 4 ms of 64, 32 ms of 256."""
-    interval = num_streams / PIECES_PER_S * max(1.0, num_streams / MANY_STREAMS)
-    return min(interval, MAX_INTERVAL_S)
+# States in which a token may turn out to be text of the answer.
+_MAY_BE_CONTENT = (RouterState.UNDECIDED, RouterState.CONTENT)
 
 
 @dataclass(slots=True)
@@ -66,15 +56,15 @@ class OutputState:
     has_given_prompt_logprobs: bool = False
     pooled: bytes | None = None
     constraint: Constraint | None = None
-    num_read_tokens: int = 0  # that updates told of, of a quiet sequence in the last
+    num_read_tokens: int = 0  # output tokens that updates told of; out of date while quiet
     num_routed_tokens: int = 0
     num_given_tokens: int = 0
     thinking_budget: int | None = None
-    times: RequestTimes | None = None  # as they stand with the first token
+    times: RequestTimes | None = None  # made with the first piece, and again at the end
 
     @property
     def may_wait(self) -> bool:
-        """Whether nothing that comes next depends on its text, so that ids may stay unrouted."""
+        """Whether its ids may stay unrouted for a while: nothing depends on their text yet."""
         params = self.seq.params
         return not params.stop and self.thinking_budget is None and self.constraint is None
 
@@ -88,17 +78,14 @@ class OutputState:
 
 
 class OutputProcessor:
-    """The consumer of `EngineCore`: routes ids, ends sequences at stop strings, closes think blocks
-    at their budget, and collects the outputs of the step.
+    """Routes ids, ends sequences at stop strings, closes think blocks at their budget, and makes
+    the outputs of the step.
     """
 
     def __init__(self) -> None:
         self._states: dict[int, OutputState] = {}
-        self._outputs: list[RequestOutput] = []
-        # Those that have given their first piece, by the time of their last one.
-        self._streams: OrderedDict[int, OutputState] = OrderedDict()
-        self._num_due = 0.0  # pieces that the time since then is enough for
-        self._due_at = 0.0
+        self._outputs: list[RequestOutput] = []  # of the call of `consume` that runs
+        self._turns = Turns()
 
     def attach(self, core: EngineCore) -> None:
         """The core whose updates come here, and whose sequences may be ended from here."""
@@ -112,17 +99,20 @@ class OutputProcessor:
         is_streaming: bool,
         grammar: Grammar | None = None,
     ) -> None:
-        budget = seq.params.thinking_budget
-        if budget is not None and router is not None and _may_reason(router):
-            seq.gate = budget
-        state = self._states[seq.seq_id] = OutputState(seq, router, is_streaming)
-        state.thinking_budget = budget
+        """Take charge of a sequence. Raises `RequestError` for a grammar that is too complex; then
+        the sequence is not known here.
+        """
+        state = OutputState(seq, router, is_streaming)
+        state.thinking_budget = seq.params.thinking_budget
+        if router is not None and _may_reason(router):
+            seq.gate = state.thinking_budget
         if grammar is not None:
             assert router is not None, "a grammar needs a tokenizer, and so a router"
             state.constraint = grammar.start(router)
             seq.has_grammar = True
             seq.gate = 0
             seq.mask = state.constraint.mask()
+        self._states[seq.seq_id] = state
 
     def close_thinking(self, seq: Sequence) -> None:
         """End the reasoning as soon as all that was sampled is read, as if its budget was spent."""
@@ -134,12 +124,8 @@ class OutputProcessor:
         seq.gate = 0
         seq.is_quiet = False
 
-    def take_outputs(self) -> list[RequestOutput]:
-        """Outputs since the last call, in the order they came about."""
-        outputs, self._outputs = self._outputs, []
-        return outputs
-
-    def consume(self, updates: Seq[Update]) -> None:
+    def consume(self, updates: Seq[Update]) -> list[RequestOutput]:
+        """-> what goes out, in the order in which it came about."""
         for update in updates:
             seq = update.seq
             state = self._states[seq.seq_id]
@@ -152,7 +138,12 @@ class OutputProcessor:
                 self._end(state, update.finish_reason, update.error)
             elif update.token_ids:
                 self._read(state)
-        self._give_pieces()
+        for seq_id in self._turns.take(self._core.clock):
+            state = self._states[seq_id]
+            if state.num_given_tokens < _num_read(state):
+                self._give(state)
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
     def _read(self, state: OutputState) -> None:
         """There are new ids of a sequence that is not quiet."""
@@ -162,48 +153,34 @@ class OutputProcessor:
                 return
         elif seq.params.logprobs is None:
             seq.is_quiet = True
-        if state.is_streaming and seq.seq_id not in self._streams:
-            self._streams[seq.seq_id] = state
-            self._give(state)  # the first does not wait
-
-    def _give_pieces(self) -> None:
-        """What is new of the streams whose last piece is the oldest, of as many as are due."""
-        streams, count = self._streams, len(self._streams)
-        if count > UNPACED_STREAMS:
-            now = self._core.clock()
-            pieces = (now - self._due_at) / piece_interval(count) * count
-            self._num_due, self._due_at = min(self._num_due + pieces, count), now
-            count = int(self._num_due)
-            self._num_due -= count
-        for _ in range(count):
-            seq_id, state = streams.popitem(last=False)
-            streams[seq_id] = state
-            if state.num_given_tokens < _num_read(state):
-                self._give(state)
+        if state.is_streaming and seq.seq_id not in self._turns:
+            self._turns.join(seq.seq_id)
+            self._give(state)  # the first piece does not wait
 
     def _give(self, state: OutputState) -> None:
         if state.num_routed_tokens >= _num_read(state) or self._route(state):
             self._emit(state)
 
     def _route(self, state: OutputState) -> bool:
-        """Text of the ids that are there, and what follows from it. False when it ended the
-        sequence."""
+        """Turn the ids that are there into text, and do what follows from it: stop strings, the
+        thinking budget, the grammar. False when that ended the sequence.
+        """
         seq, router = state.seq, state.router
         if router is None:
             return True
         try:
             self._feed(state, len(seq.output_token_ids))
+            if router.stop is not None:
+                self._core.finish(seq, FinishReason.STOP, router.stop)
+                self._end(state, FinishReason.STOP)
+                return False
+            if seq.gate is not None and state.thinking_budget is not None:
+                self._close_thinking_at_budget(state, router)
+            return state.constraint is None or self._constrain(state, state.constraint)
         except NvcliError as error:
             self._core.finish(seq, FinishReason.ERROR)
             self._end(state, FinishReason.ERROR, error)
             return False
-        if router.stop is not None:
-            self._core.finish(seq, FinishReason.STOP, router.stop)
-            self._end(state, FinishReason.STOP)
-            return False
-        if seq.gate is not None and state.thinking_budget is not None:
-            self._close_thinking_at_budget(state, router)
-        return state.constraint is None or self._constrain(state, state.constraint)
 
     def _feed(self, state: OutputState, end: int) -> None:
         """Route output ids up to `end`; ids behind a stop string are cut off."""
@@ -221,13 +198,15 @@ class OutputProcessor:
             before = router.state
             state.add(router.feed(token_id))
             if seq.params.logprobs is not None:
-                is_text = before in _BEFORE_CONTENT and router.state is RouterState.CONTENT
+                is_text = before in _MAY_BE_CONTENT and router.state is RouterState.CONTENT
                 state.content_flags.append(is_text and not router.hides(token_id))
             if state.constraint is not None:
                 state.constraint.follow(token_id, before)
 
     def _constrain(self, state: OutputState, constraint: Constraint) -> bool:
-        """The mask of the next token, or tokens that must come. False when the sequence ended."""
+        """Set the mask of the next token, or force the tokens that must come. False when the
+        grammar allows nothing more, which ended the sequence.
+        """
         seq = state.seq
         if seq.is_finished:
             return True  # closing its think block took the last token it may have
@@ -239,12 +218,7 @@ class OutputProcessor:
         if seq.num_unsent_tokens == 0 and constraint.forced_token_ids:
             self._core.force(seq, constraint.forced_token_ids)
             return True
-        try:
-            seq.mask = constraint.mask()
-        except NvcliError as error:
-            self._core.finish(seq, FinishReason.ERROR)
-            self._end(state, FinishReason.ERROR, error)
-            return False
+        seq.mask = constraint.mask()
         return True
 
     def _close_thinking_at_budget(self, state: OutputState, router: OutputRouter) -> None:
@@ -284,7 +258,7 @@ class OutputProcessor:
             except NvcliError as text_error:
                 reason, error = FinishReason.ERROR, text_error
         self._emit(state, reason, error)
-        self._streams.pop(seq.seq_id, None)
+        self._turns.leave(seq.seq_id)
         del self._states[seq.seq_id]
 
     def _emit(
@@ -348,17 +322,14 @@ class OutputProcessor:
         state.logprobs, state.content_flags = [], []
 
 
-_BEFORE_CONTENT = (RouterState.UNDECIDED, RouterState.CONTENT)
-
-
 def _num_read(state: OutputState) -> int:
-    """Output tokens that may be given."""
+    """Output tokens that are there to be given."""
     seq = state.seq
     return len(seq.output_token_ids) if seq.is_quiet else state.num_read_tokens
 
 
 def _certain(token_id: int) -> TokenLogprob:
-    """Of a token that the host forced: its probability was 1."""
+    """The log-probability of a token that the host forced: it had no alternative."""
     return TokenLogprob(token_id, 0.0, 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 from nvcli.engine.engine import Engine, Request
 from nvcli.engine.step import StepResult
 from nvcli.errors import ContextLengthError, InvalidParameterError, NvcliError, RequestError
-from nvcli.text import Tokenizer
+from nvcli.text import OutputRouter, Tokenizer
 from nvcli.types import FinishReason, RequestOutput, SamplingParams, fold_outputs
 from tests.scripted_device import Script, ScriptedDevice, ScriptedTicket
 from tests.text.tiny_tokenizer import write_tokenizer
@@ -260,6 +260,23 @@ def test_request_id_in_use_is_refused(tokenizer: Tokenizer) -> None:
         engine.add(request)
 
 
+def test_nothing_is_kept_of_a_request_whose_grammar_cannot_start(tokenizer: Tokenizer) -> None:
+    class TooComplex:
+        def start(self, router: OutputRouter) -> TooComplex:
+            return self
+
+        def mask(self) -> None:
+            raise RequestError("the grammar is too complex")
+
+    engine = make_engine(tokenizer, says(tokenizer, "x"))
+    params = SamplingParams(max_tokens=2, best_of=2)
+    request = Request(request_id="a", prompt_token_ids=[1], params=params)
+    request.grammar = TooComplex()  # type: ignore[assignment]
+    with pytest.raises(RequestError, match="too complex"):
+        engine.add(request)
+    assert (engine._live, engine._best_of, engine._processor._states) == ({}, {}, {})
+
+
 def test_id_outside_the_tokenizer_ends_that_request_only(tokenizer: Tokenizer) -> None:
     def script(prompt: tuple[int, ...]) -> list[int]:
         return [65, 66, 295, 67, 68] if prompt == (1,) else [70] * 5
@@ -382,7 +399,7 @@ def test_closing_the_thinking_of_an_answer_changes_nothing(tokenizer: Tokenizer)
 
 
 def test_more_streams_get_fewer_pieces_each() -> None:
-    from nvcli.engine.output import MAX_INTERVAL_S, piece_interval
+    from nvcli.engine.pacing import MAX_INTERVAL_S, piece_interval
 
     assert [round(1e3 * piece_interval(n), 3) for n in (17, 64, 128, 256)] == [1.062, 4, 8, 32]
     assert piece_interval(5000) == MAX_INTERVAL_S
