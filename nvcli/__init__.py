@@ -1,8 +1,8 @@
 """nvcli: an LLM engine you use from the terminal. Qwen3 on NVIDIA GPUs and on the CPU.
 
 The names below are the Python API. Each is imported on first use, so that `import nvcli`,
-`nvcli --help` and shell completion stay fast; and Ctrl-C cannot meet the command line's imports
-before there is somebody (`__main__`) to take it.
+`nvcli --help` and shell completion stay fast, and so that Ctrl-C during the imports already finds
+`__main__.main`, which handles it.
 """
 
 TYPE_CHECKING = False  # as type checkers know it, without what `typing` imports
@@ -42,19 +42,11 @@ __all__ = [
     "__version__",
 ]
 
-_LAZY = {
+_LAZY = dict.fromkeys(__all__, "nvcli.types") | {
     "LLM": "nvcli.llm",
     "AsyncEngine": "nvcli.engine.async_engine",
     "EngineConfig": "nvcli.config",
     "NvcliError": "nvcli.errors",
-    "FinishReason": "nvcli.types",
-    "Message": "nvcli.types",
-    "RequestOutput": "nvcli.types",
-    "RequestTimes": "nvcli.types",
-    "SamplingParams": "nvcli.types",
-    "TokenLogprob": "nvcli.types",
-    "ToolCall": "nvcli.types",
-    "Usage": "nvcli.types",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,10 @@ import numpy
 import pytest
 
 import nvcli
-from nvcli import LLM, Message
+from nvcli import LLM, AsyncEngine, Message, RequestOutput
 from nvcli.config import EngineConfig
 from nvcli.errors import InvalidParameterError, UsageError
-from nvcli.types import FinishReason, SamplingParams
+from nvcli.types import FinishReason, SamplingParams, fold_outputs
 from tests.waiting import run_command
 
 pytestmark = pytest.mark.torch
@@ -34,6 +35,19 @@ def test_messages_may_be_openai_dicts(llm: LLM) -> None:
     plain = llm.chat([Message("user", text)], params, enable_thinking=False)
     dicts = llm.chat([{"role": "user", "content": text}], params, enable_thinking=False)
     assert plain.text == dicts.text == "The capital of France is Paris."
+
+
+def test_an_llm_streams_inside_an_event_loop(llm: LLM) -> None:
+    async def read(engine: AsyncEngine, prompt: str) -> RequestOutput:
+        request = llm.request(prompt, GREEDY, raw=True)
+        return fold_outputs([output async for output in engine.stream(request)])
+
+    async def main() -> list[RequestOutput]:
+        engine = AsyncEngine(llm)
+        return await asyncio.gather(*(read(engine, prompt) for prompt in ("Once", "The")))
+
+    expected = llm.generate(["Once", "The"], GREEDY)
+    assert [o.text for o in asyncio.run(main())] == [o.text for o in expected]
 
 
 def test_prompts_of_every_kind_of_sequence(llm: LLM) -> None:

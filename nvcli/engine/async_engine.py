@@ -1,35 +1,40 @@
 """The engine for asyncio: each request is an async iterator of outputs.
 
-    async with AsyncEngine(engine) as async_engine:
-        async for output in async_engine.stream(request):
-            ...
-
-Leaving the iterator early, by `break`, cancellation or an error, aborts the request.
+with LLM("Qwen/Qwen3-0.6B") as llm:
+    engine = AsyncEngine(llm)
+    async for output in engine.stream(llm.request("What is the capital of France?")):
+        print(output.text, end="")
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
-
-from nvcli.engine.engine_thread import EngineThread
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from nvcli.engine.engine import Engine, Request
+    from nvcli.engine.engine import Request
+    from nvcli.engine.output_stream import Requests
     from nvcli.types import RequestOutput
 
 
 class AsyncEngine:
-    """Raises what `EngineThread.submit` raises from `stream`, before the first output."""
+    """Streams from an `LLM` inside an event loop, as many at once as there are tasks.
 
-    def __init__(self, engine: Engine | EngineThread) -> None:
-        self._owns_thread = not isinstance(engine, EngineThread)
-        self._thread = engine if isinstance(engine, EngineThread) else EngineThread(engine)
+    The model runs in the thread of the `LLM`, so the loop never waits for a step. Closing the `LLM`
+    ends all streams; there is nothing else to close.
+    """
+
+    def __init__(self, llm: Requests) -> None:
+        self._llm = llm
 
     async def stream(self, request: Request) -> AsyncIterator[RequestOutput]:
-        """Yield the request's outputs until each of its n has finished."""
+        """Yield what is new of a request, which `LLM.request` makes, until each of its n outputs
+        has finished. Leaving the iterator early, by `break`, cancellation or an error, aborts it.
+
+        Raises what `LLM.submit` raises, before the first output.
+        """
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[list[RequestOutput]] = asyncio.Queue()
 
@@ -37,9 +42,9 @@ class AsyncEngine:
             try:
                 loop.call_soon_threadsafe(outputs.put_nowait, group)
             except RuntimeError:  # the loop is closed: nobody is left to read
-                self._thread.abort(request.request_id)
+                self._llm.abort(request.request_id)
 
-        self._thread.submit(request, sink)
+        self._llm.submit(request, sink)
         num_open = request.params.n
         try:
             while num_open > 0:
@@ -48,17 +53,4 @@ class AsyncEngine:
                     yield output
         finally:
             if num_open > 0:
-                self._thread.abort(request.request_id)
-
-    async def abort(self, request_id: str) -> None:
-        self._thread.abort(request_id)
-
-    async def close(self) -> None:
-        if self._owns_thread:
-            await asyncio.to_thread(self._thread.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+                self._llm.abort(request.request_id)

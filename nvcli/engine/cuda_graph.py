@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from nvcli.engine.buckets import Buckets, smallest
 from nvcli.engine.shared_steps import MIN_SHARED_TOKENS, shared_decode_buckets
+from nvcli.engine.staging import STAGING_RING
 from nvcli.kernels.prepare import (
     BLOCK_SHIFT,
     IS_STORED,
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
     from nvcli.engine.step_sampler import StepSampler
     from nvcli.kernels.attention import AttentionBackend
 
-STAGING_RING = 4  # at least depth + 2 steps may have their copy outstanding
 BYTES_PER_GRAPH = 4 << 20  # an upper bound for what the driver keeps of one
 
 
@@ -187,8 +188,8 @@ class GraphRunner:
         gc.collect()
         for (is_decode, shares), kind in self.kinds.items():
             for size in kind.sizes[::-1][:limit]:
-                bucket = self._capture(capture, size, is_decode=is_decode, shares=shares)
-                kind.captured[size] = bucket
+                graph = capture(partial(self._body, size, is_decode=is_decode, shares=shares))
+                kind.captured[size] = _Bucket(graph, self.buckets.rows_of(size), size)
 
     def run_each_kind(self) -> None:
         """Run a body of every kind once, uncaptured: what a step launches changes at powers of two
@@ -208,17 +209,6 @@ class GraphRunner:
         """Bound on the memory of all graphs, given what one of each kind took."""
         num_graphs = sum(len(kind.sizes) for kind in self.kinds.values())
         return only_largest + num_graphs * BYTES_PER_GRAPH
-
-    def _capture(
-        self,
-        capture: Callable[[Callable[[], None]], Any],
-        num_tokens: int,
-        *,
-        is_decode: bool,
-        shares: bool,
-    ) -> _Bucket:
-        graph = capture(lambda: self._body(num_tokens, is_decode=is_decode, shares=shares))
-        return _Bucket(graph, self.buckets.rows_of(num_tokens), num_tokens)
 
     def _body(self, num_tokens: int, *, is_decode: bool, shares: bool) -> None:
         """One step from its rows, all on the device."""

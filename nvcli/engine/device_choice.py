@@ -35,9 +35,9 @@ def resolve_dtype(name: str, device: torch.device, checkpoint_dtype: str) -> tor
 
 def resolve_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """`auto`: as the activations, which are `dtype`."""
-    if name in ("auto", "fp8"):
-        return dtype if name == "auto" else torch.float8_e4m3fn
-    named = getattr(torch, name)
+    if name == "auto":
+        return dtype
+    named = getattr(torch, "float8_e4m3fn" if name == "fp8" else name)
     assert isinstance(named, torch.dtype), name
     return named
 

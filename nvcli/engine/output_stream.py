@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Requests(Protocol):
-    """What a stream needs of an `LLM`."""
+    """What a stream of outputs needs: an `LLM`, or its like in another process."""
 
     def submit(self, request: Request, sink: Sink) -> None: ...
 

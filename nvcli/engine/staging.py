@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-STAGING_RING = 4  # at least depth + 2 steps may have their upload outstanding
+STAGING_RING = 4  # buffers in turn, as up to depth + 2 steps may have their copy outstanding
 
 
 @dataclass(slots=True)

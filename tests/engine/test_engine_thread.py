@@ -248,23 +248,26 @@ def test_async_streams_side_by_side() -> None:
         return fold_outputs([output async for output in engine.stream(request)])
 
     async def main() -> None:
-        async with AsyncEngine(make_engine()) as engine:
-            requests = [make_request(str(i), max_tokens=3 + i) for i in range(6)]
-            results = await asyncio.gather(*(read(engine, r) for r in requests))
-            assert [len(r.token_ids) for r in results] == [3, 4, 5, 6, 7, 8]
+        engine = AsyncEngine(thread)
+        requests = [make_request(str(i), max_tokens=3 + i) for i in range(6)]
+        results = await asyncio.gather(*(read(engine, r) for r in requests))
+        assert [len(r.token_ids) for r in results] == [3, 4, 5, 6, 7, 8]
 
+    thread = EngineThread(make_engine())
     asyncio.run(main())
+    thread.close()
 
 
 def test_leaving_an_async_stream_aborts_the_request() -> None:
     async def main() -> int:
-        engine = make_engine()
-        async with AsyncEngine(engine) as async_engine:
-            stream = async_engine.stream(make_request(max_tokens=400))
-            await anext(stream)
-            await stream.aclose()  # type: ignore[attr-defined]
-            while engine.has_unfinished:
-                await asyncio.sleep(0.01)
-            return engine.stats().num_free_blocks
+        stream = AsyncEngine(thread).stream(make_request(max_tokens=400))
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        while engine.has_unfinished:
+            await asyncio.sleep(0.01)
+        return engine.stats().num_free_blocks
 
+    engine = make_engine()
+    thread = EngineThread(engine)
     assert asyncio.run(main()) == 256
+    thread.close()
