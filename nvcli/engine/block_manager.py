@@ -77,7 +77,12 @@ class FreeBlockQueue:
 
 
 class BlockManager:
-    """Hands out blocks to sequences and finds prefixes that are already computed."""
+    """Hands out blocks to sequences and finds prefixes that are already computed.
+
+    It keeps numbers only: block i is where the device stores `block_size` tokens' keys and values.
+    To admit a sequence: `match_prefix`, then `share` what was found and `grow` by the rest. While
+    it runs: `grow` again, and `publish` its blocks as they fill up. At its end: `free`.
+    """
 
     def __init__(
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True

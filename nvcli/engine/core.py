@@ -1,20 +1,23 @@
-"""The engine core: one loop over schedule, launch, collect and hand out. Hot path: yes
+"""The engine core: one loop over schedule, launch, collect and hand out. Hot path: yes.
 
-With depth 0 a step is read as soon as it is launched. With depth 1 the next step is launched first,
-so the device never waits for the host:
+With depth 0 a step is read as soon as it is launched. With depth 1 (run-ahead) the next step is
+launched first, so the device never waits for the host:
 
     iteration   schedule  launch   hand out          collect
         k          k        k      results of k-2    k-1
         k+1       k+1      k+1     results of k-1    k
 
-Between collecting k-1 and launching k+1 only scheduling runs; text work overlaps step k+1. Results
-of a few rows are handed out as soon as they are collected: that takes less time than step k, which
-is under way, so their reader need not wait for the launch. Both depths are the same code and give
-the same tokens: a step never depends on a token the host has not read, except for sequences with a
-gate, and those sit out until their consumer has caught up.
+Between collecting k-1 and launching k+1 only scheduling runs; handing out, which makes text, runs
+while the device computes step k+1. Results of a few rows are an exception: they are handed out as
+soon as they are collected, because that takes less time than step k, and their reader gets them a
+launch earlier.
 
-One stream: the device runs plans in launch order, all of them. That is the only fence: a sequence
-that ended gives its slot and blocks away at once, although a launched step may still write there.
+Both depths are the same code and give the same tokens, because launching a step needs no token that
+the host has not read. Sequences with a gate need one (a grammar's next mask follows from the last
+token): they sit out until their consumer has caught up.
+
+The device runs all plans in launch order. So a sequence that ended gives its slot and blocks away
+at once, although a launched step may still write there: whoever gets them runs later.
 
 Errors end sequences, never the loop: when a step cannot be launched or read, its sequences finish
 with `FinishReason.ERROR`, and so does one whose masks leave no token or whose logits are no
@@ -49,14 +52,15 @@ if TYPE_CHECKING:
     from nvcli.engine.step import Row, StepDevice, StepPlan, StepResult, Ticket
     from nvcli.types import TokenLogprob
 
-FEW_UPDATES = 4  # whose text work is done before a step of so few rows is
+FEW_UPDATES = 4  # so few results are handed out at once: their text is made within a step's time
 
 
 @dataclass(slots=True)
 class Update:
-    """What is new about a sequence: at most one in a call of the consumer. The last one has a
-    `finish_reason`, and nothing comes after it, nor after the consumer itself ended the sequence.
-    Tokens of a sequence that is quiet come in none but the last.
+    """What is new about a sequence; a call of the consumer has at most one of each.
+
+    The last one has a `finish_reason`; none follows it, nor the end of a sequence by its consumer.
+    While a sequence is quiet (`Sequence.is_quiet`) its tokens cause no updates.
     """
 
     seq: Sequence
@@ -71,8 +75,8 @@ class Update:
 class EngineCore:
     """Runs sequences on a device.
 
-    `consumer` gets the updates of a step in one call, which may be none where sequences are quiet.
-    From inside it, or between steps, `add`, `abort`, `finish` and `force` may be called.
+    `consumer` gets the updates of a step in one call, of quiet sequences an empty list. From inside
+    it, or between steps, `add`, `abort`, `finish` and `force` may be called.
     """
 
     def __init__(
@@ -87,7 +91,13 @@ class EngineCore:
         vocab_size: int = 2**31,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """vocab_size: ids that can be sampled, to tell whose fault it is where none was."""
+        """
+        Args:
+            depth: steps launched ahead of the one that is read: 0 or 1.
+            watermark: see `Scheduler`.
+            vocab_size: ids that can be sampled; only the error of a sequence that could sample
+                nothing depends on it.
+        """
         assert depth >= 0, "steps launched ahead"
         blocks = BlockManager(device.num_blocks, device.block_size, enable_prefix_caching)
         self.scheduler = Scheduler(
@@ -103,9 +113,9 @@ class EngineCore:
         self._consumer = consumer
         self._tickets: deque[Ticket] = deque()  # launched, not collected; oldest first
         self._updates: list[Update] = []  # collected, not handed out
-        self._num_quiet_tokens = 0  # the same, of sequences that are quiet
-        # Called with each collected plan, and from when to when it had the device to itself:
-        # since the step before it was read, or since it was scheduled after idling.
+        self._num_quiet_tokens = 0  # collected since the last hand-out, of quiet sequences
+        # Called with each collected plan and its start and end: it was read at the end, and the
+        # step before it at the start (or, after idling, it was scheduled then).
         self.on_step: Callable[[StepPlan, float, float], None] | None = None
         self._busy_since: float | None = None
 
@@ -144,7 +154,7 @@ class EngineCore:
         """Append output the model did not choose, such as the end of a think block.
 
         It reaches the consumer in an update, like sampled tokens, and is computed in one chunk.
-        The sequence must be gated: nothing of it may be in flight.
+        Nothing of the sequence may be in flight, which its gate has to ensure.
         """
         assert not seq.is_quiet, f"sequence {seq.seq_id} would not tell of it"
         assert not seq.is_finished, f"sequence {seq.seq_id} has ended"

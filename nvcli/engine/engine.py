@@ -36,7 +36,7 @@ _MASK_63 = 2**63 - 1
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """One request as the engine takes it: token ids in, everything about its text decided."""
+    """One request as the engine takes it. `LLM.request` makes one from text or messages."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -49,7 +49,7 @@ class Request:
     grammar: Grammar | None = None  # what the output must look like
     pools: tuple[int, ...] | None = None  # see `Sequence.pools`; `params.max_tokens` is 0
     arrival: float = field(default_factory=time.monotonic)
-    packed: array[int] | None = field(default=None, repr=False)  # the prompt as int32: `validate`
+    packed: array[int] | None = field(default=None, repr=False)  # prompt as int32, by `validate`
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,11 @@ class EngineStats:
 
 
 class Engine:
-    """Raises request errors from `add`; `step` never raises for one request's sake."""
+    """Requests in by `add`, outputs out by `step`, which serves all of them at once.
+
+    A request that cannot be served raises from `add`. Whatever goes wrong with it later is its last
+    output, with `finish_reason` ERROR: `step` raises only what ends the engine.
+    """
 
     def __init__(
         self,
@@ -83,6 +87,15 @@ class Engine:
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            tokenizer: None: requests and outputs are token ids, without text.
+            vocab_size: token ids a request may use, 0 .. vocab_size - 1.
+            eos_token_ids: end a sequence, unless it has `ignore_eos`.
+            max_num_batched_tokens: token budget of a step.
+            depth: 1: launch the next step before the last one is read; 0: do not.
+            seed: seeds requests without a seed of their own; None: fresh entropy.
+        """
         self._device = device
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -179,8 +192,9 @@ class Engine:
             raise InvalidParameterError("stop strings need a tokenizer", param="stop")
 
     def _check_choice(self, params: SamplingParams) -> None:
-        """Something must be left that may be sampled. What cannot be known before - minimum length,
-        longer bad words, grammars - ends the sequence when it comes to it: see `EngineCore`."""
+        """Refuse a request whose allowed and bad tokens leave nothing to sample from the start.
+        min_tokens, longer bad words and grammars may come to that too; it ends the sequence then.
+        """
         bad = {*params.bad_token_ids, *(word[0] for word in params.bad_words if len(word) == 1)}
         allowed = params.allowed_token_ids
         if allowed is not None and bad.issuperset(allowed):
@@ -196,8 +210,10 @@ class Engine:
             )
 
     def _check_ids(self, param: str, token_ids: Collection[int]) -> array[int]:
-        """-> the same as int32: a prompt has thousands, so they are not looked at one by one."""
-        import numpy as np  # not with this module: a dry run needs the words of requests alone
+        """Raise for an id outside the vocabulary. -> the ids as int32, which makes it possible to
+        check thousands at once.
+        """
+        import numpy as np  # here, since a dry run imports this module only for `Request`
 
         try:
             packed = array("i", token_ids)
@@ -305,8 +321,10 @@ class Engine:
                 self._processor.close_thinking(seq)
 
     def step(self, deliver: Callable[[list[RequestOutput]], None]) -> None:
-        """Advance every running sequence once. What is new goes to `deliver`: with run-ahead what
-        the step before gave, after this one is launched and before the device is waited for.
+        """Advance every running sequence once, and hand what is new to `deliver`.
+
+        With run-ahead that is what the step before gave: it is delivered after this step was
+        launched, while the device computes it.
         """
         self._deliver = deliver
         self._core.step()

@@ -29,28 +29,28 @@ logger = logging.getLogger("nvcli")
 
 Sink = Callable[[list[RequestOutput]], None]
 
-# How long another thread may keep the interpreter while the engine's wants it, some times a step.
-# Python's 5 ms are longer than a step on a GPU, which would wait for its next one meanwhile.
+# After so long a thread that computes has to leave the interpreter to another. Python's 5 ms are
+# longer than a step on a GPU, which would idle until the engine's thread gets its turn.
 SWITCH_INTERVAL_S = 0.1e-3
-_LAST_STEP_S = 5.0  # nobody gets what it gives
-
+_LAST_STEP_S = 5.0  # `close` waits so long for a step to end before it calls `abandon`
 
 _running: weakref.WeakSet[EngineThread] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that is inside torch while the interpreter is taken down aborts the process."""
+    """At exit: a thread still inside torch when the interpreter goes away aborts the process."""
     for thread in list(_running):
         thread.close()
 
 
 class EngineThread:
-    """Owns an engine. `submit` and `abort` may be called from any thread."""
+    """Owns an engine and steps it as long as it has requests. All methods may be called from any
+    thread.
+    """
 
     def __init__(self, engine: Engine, abandon: Callable[[], None] | None = None) -> None:
-        """abandon: makes a step that waits for something return soon; called when it takes too
-        long to close."""
+        """abandon: makes a step that hangs return soon; `close` calls it after `_LAST_STEP_S`."""
         self._engine = engine
         self._abandon = abandon
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -85,15 +85,17 @@ class EngineThread:
             for request in requests:
                 self._add(request, sink)
 
-        self._post(add)
+        if not self._post(add):
+            assert self._error is not None, "a thread that has ended says why"
+            raise EngineClosedError(self._error.message, hint=self._error.hint)
 
     def abort(self, request_id: str) -> None:
         """End a request within one step; does nothing for an id that is unknown or finished."""
-        self._post_if_open(lambda: self._engine.abort(request_id))
+        self._post(lambda: self._engine.abort(request_id))
 
     def close_thinking(self, request_id: str) -> None:
         """Let a request that is reasoning answer now; does nothing for one that is not."""
-        self._post_if_open(lambda: self._engine.close_thinking(request_id))
+        self._post(lambda: self._engine.close_thinking(request_id))
 
     def close(self) -> None:
         """Stop the thread and wait for it; open requests end with an error. Safe to call twice."""
@@ -101,7 +103,7 @@ class EngineThread:
         def stop() -> None:
             self._is_closing = True
 
-        self._post_if_open(stop)
+        self._post(stop)
         if threading.current_thread() is self._thread:  # it may be the last to drop an LLM
             return
         if self._abandon is not None:
@@ -116,7 +118,7 @@ class EngineThread:
         def stop() -> None:
             raise error
 
-        self._post_if_open(stop)
+        self._post(stop)
 
     @property
     def error(self) -> EngineClosedError | None:
@@ -127,16 +129,14 @@ class EngineThread:
     def is_alive(self) -> bool:
         return self._error is None
 
-    def _post(self, call: Callable[[], None]) -> None:
-        with self._lock:
-            if self._error is not None:
-                raise EngineClosedError(self._error.message, hint=self._error.hint)
-            self._inbox.put(call)
-
-    def _post_if_open(self, call: Callable[[], object]) -> None:
+    def _post(self, call: Callable[[], object]) -> bool:
+        """Have the thread make this call between two steps. False, and nothing done, once it has
+        ended.
+        """
         with self._lock:
             if self._error is None:
                 self._inbox.put(call)
+            return self._error is None
 
     def _add(self, request: Request, sink: Sink) -> None:
         open_indices = set(range(request.params.n))
@@ -170,8 +170,9 @@ class EngineThread:
         self._end(error)
 
     def _drain_inbox(self) -> None:
-        """Run what callers asked for; wait for something when there is nothing to step. What comes
-        meanwhile is for the next time: callers may ask faster than this thread does.
+        """Run what callers posted, and first wait for a post when there is nothing to step.
+
+        Only what is there now: callers may post faster than this thread takes, and steps go on.
         """
         if not self._engine.has_unfinished:
             self._inbox.get()()

@@ -1,20 +1,23 @@
 """The scheduler: which sequences get how many tokens in the next step.
 
-There is no prefill phase and no decode phase. Every sequence has tokens it must still compute, and
-each step gives each sequence some of them, until the token budget is spent: first the running ones,
-then the waiting ones, both by (priority, arrival). A decode asks for one token, a new prompt for
-many, a prefix hit for fewer, a resume after preemption for its prompt and output. A chunk leaves
-one token of the budget for every decode behind it, so a long prompt never holds decodes up.
+There is no prefill phase and no decode phase. Every sequence has tokens that it must still compute,
+and each step computes some of them, until the token budget is spent: first those of the running
+sequences, then those of the waiting ones, both in order of (priority, arrival). A decode asks for
+one token, a new prompt for many, a prefix hit for fewer, a resume after preemption for its prompt
+and output. A part of a prompt leaves one token of the budget for every decode behind it, so a long
+prompt never holds decodes up.
 
     WAITING ---admit---> RUNNING ---preempt---> PREEMPTED (tokens in flight: it drains)
        ^                    |                       |
        |                    +--nothing in flight--> | collected
        +--------------------------------------------+
 
-Blocks: a sequence is admitted when its whole known history fits and the watermark stays free; later
-it takes a block at a time. When none is left, the last running sequence gives up all it holds and
-computes its history again later. While a victim drains, nobody else is preempted: whoever lacks a
-block sits out. All work runs in launch order, so slots and blocks are free at once.
+Blocks: a sequence is admitted when its whole known history fits and some blocks (the watermark)
+stay free; later it takes a block at a time. When none is left, the last running sequence is
+preempted: it gives up its slot and all its blocks, and computes its history again later. A victim
+with tokens in flight drains: it waits for them to be collected, since they are part of its history.
+Until then nobody else is preempted, and whoever lacks a block sits out. Slots and blocks may be
+reused at once, because the device runs all steps in launch order.
 
 Invariants (checked by `Scheduler.check`):
   * `running` and `waiting` are sorted, so a victim is never one that the plan already has
@@ -48,7 +51,12 @@ def discard(queue: list[Sequence], seq: Sequence) -> None:
 
 
 class Scheduler:
-    """Owns the queues, the slots and the blocks; turns them into one `StepPlan` a step."""
+    """Owns the queues, the slots and the blocks; turns them into one `StepPlan` a step.
+
+    `add` a sequence, call `schedule` for each step, and `settle` (or `settle_quiet`) the step's
+    rows once their samples are read, in the order of the steps. `finish` ends a sequence at any
+    time.
+    """
 
     def __init__(
         self,
@@ -58,20 +66,29 @@ class Scheduler:
         max_num_batched_tokens: int,
         watermark: float = 0.01,
     ) -> None:
+        """
+        Args:
+            max_num_seqs: sequences that may run at once; each has a slot on the device.
+            max_num_batched_tokens: token budget of a step.
+            watermark: share of all blocks that an admission leaves free, so that the sequences
+                that run can grow for a while before one has to be preempted.
+        """
         assert max_num_seqs > 0, "no slots"
         assert max_num_batched_tokens > 0, "no token budget"
         self.blocks = blocks
-        # No more than the budget can serve, so that every one of them decodes in every step.
+        # At most the budget, so that all of them can decode in every step.
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.num_watermark_blocks = int(watermark * blocks.num_blocks) + 1
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.draining: list[Sequence] = []
+        self.draining: list[Sequence] = []  # preempted, with tokens in flight
         self.num_preemptions = 0
         self._free_slots = list(range(self.max_num_seqs))[::-1]  # the lowest is taken first
         self._next_step_id = 0
-        self._refused: tuple[int, int] = (-1, 0)  # seq_id of the head last refused, num_free then
+        # (seq_id of the sequence refused last, free blocks then): it need not be looked at again
+        # before there are more.
+        self._refused: tuple[int, int] = (-1, 0)
 
     @property
     def num_running(self) -> int:
@@ -93,14 +110,16 @@ class Scheduler:
     # --- one step --------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:
-        """The next step. Its tokens count as computed from here on, its samples as in flight."""
+        """Plan the next step, whose tokens count as computed from here on, its samples as in
+        flight. The plan has no rows when nothing can run now.
+        """
         plan = StepPlan(self._next_step_id)
         self._next_step_id += 1
         budget = self.max_num_batched_tokens
         num_preemptions = self.num_preemptions
 
         size, running = self.blocks.block_size, Status.RUNNING
-        demand, num_decodes = [], 0  # of those not scheduled yet
+        demand, num_decodes = [], 0  # what is not placed yet; how many of it are decodes
         for seq in self.running:
             n = self._num_to_schedule(seq)
             if n > 0:
@@ -156,8 +175,9 @@ class Scheduler:
         refused_id, num_free = self._refused
         if seq.seq_id == refused_id and blocks.num_free <= num_free and self.running:
             return False
-        bypass = seq.params.prompt_logprobs is not None  # they need every prompt position computed
-        matched = [] if bypass else blocks.match_prefix(seq)
+        # Log-probabilities of the prompt need the hidden states of all its positions.
+        needs_all = seq.params.prompt_logprobs is not None
+        matched = [] if needs_all else blocks.match_prefix(seq)
         spare = blocks.num_free - blocks.num_taken_by(matched, seq.num_tokens)
         if spare < (self.num_watermark_blocks if self.running else 0):
             self._refused = (seq.seq_id, blocks.num_free)
@@ -165,7 +185,8 @@ class Scheduler:
         blocks.share(seq, matched)
         has_room = blocks.grow(seq, seq.num_tokens)
         assert has_room, "admission counted wrongly"
-        # When every token is found, the last one is computed again for its logits (`is_stored`).
+        # When every token is found, the last one is computed again for its logits; its keys and
+        # values are there and not written again (`Row.is_stored`).
         num_found = min(len(matched) * blocks.block_size, seq.num_tokens - 1)
         blocks.num_queried_tokens += seq.num_tokens
         blocks.num_hit_tokens += num_found
@@ -225,8 +246,9 @@ class Scheduler:
         insort(self.waiting, seq, key=queue_order)
 
     def settle_quiet(self, rows: list[Row], token_ids: list[int]) -> list[int]:
-        """A step was read: `settle` of every row whose sequence is quiet and goes on, which are
-        nearly all of a large step. Returns the places of the others.
+        """A step was read: settle every row whose sequence is quiet and does not end with this
+        token. In a large step these are nearly all, so this does the work of `settle` in one loop.
+        Returns the indices of the other rows.
         """
         size, running, others = self.blocks.block_size, Status.RUNNING, []
         for index, row in enumerate(rows):

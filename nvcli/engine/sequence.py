@@ -1,8 +1,9 @@
 """A sequence: the engine's state for one of the outputs a request asked for.
 
-The one idea: a sequence has *known* tokens (prompt and collected output), may have *in-flight*
-tokens (sampled by a launched step, not yet read), and `num_computed_tokens` chases their sum. A
-decode, a prefill chunk, a prefix hit and a resume after preemption are all the same catching up.
+The one idea: a sequence has *known* tokens (prompt and collected output) and may have *in-flight*
+tokens (sampled by a launched step, not yet read); `num_computed_tokens` says for how many of them
+keys and values are computed. Scheduling is making that number catch up, whether the rest is a
+decode, a part of a prompt, what a prefix hit left, or a history lost to preemption.
 
     prompt_token_ids | output_token_ids | in flight |
     |<--------------- num_tokens ------>|
@@ -12,7 +13,8 @@ decode, a prefill chunk, a prefix hit and a resume after preemption are all the 
 Invariants:
   * num_computed_tokens <= num_virtual_tokens, and counts tokens whose KV a *launched* step writes
   * block_table only grows at the end while the sequence runs
-  * epoch changes exactly when results of launched steps must no longer reach the sequence
+  * epoch changes exactly when results of launched steps must no longer reach the sequence: at its
+    end, and when it is preempted with no sample in flight
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ class Sequence:
     num_computed_tokens: int = 0
     num_inflight_tokens: int = 0  # sampled by launched steps, not collected
     num_unread_tokens: int = 0  # sampled by launched steps, not yet seen by the consumer
-    # Its consumer looks at `output_token_ids` when it likes: a token that ends nothing is read as
-    # soon as it is collected, and no update tells of it.
+    # Set by a consumer that looks at `output_token_ids` when it needs to: tokens count as read when
+    # they are collected, and only the last of them causes an update.
     is_quiet: bool = False
     end_ids: frozenset[int] = field(init=False)  # EOS and stop ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
@@ -68,12 +70,12 @@ class Sequence:
     num_sent_blocks: int = 0  # leading entries of block_table that the device was told
     num_unsent_tokens: int = 0  # last output tokens, forced by the host, the device lacks them yet
     num_prompt_logprobs: int = 0  # prompt tokens whose log-probabilities were collected
-    # What is read of the last prompt token in place of an output: None: nothing, (): its hidden
-    # state, ids: their logits.
+    # Of a pooling request (embeddings, scores), what is read of its last prompt token instead of
+    # sampling: (): the hidden state; ids: the logits of these. None: not a pooling request.
     pools: tuple[int, ...] | None = None
     has_grammar: bool = False  # its samples are masked; see `mask`
     mask: Any = None  # ids that may be sampled next, as bits in int32 words; None: any
-    gate: int | None = None  # output index that may be sampled only when all before it are read
+    gate: int | None = None  # from this output on, one is sampled only when all before are read
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_preemptions: int = 0

@@ -84,8 +84,8 @@ class StepPlan:
 
     @property
     def reads_hidden_states(self) -> bool:
-        """Of other tokens than those that sample: prompt log-probabilities do, in rows of whose
-        prompt a later token is left, and pooled rows.
+        """Whether hidden states of tokens that do not sample are read: those of pooled rows, and
+        for prompt log-probabilities all but the prompt's last.
         """
         return any(
             row.seq.pools is not None
