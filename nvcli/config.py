@@ -1,7 +1,7 @@
 """What an engine is built from: one frozen dataclass, every field with a default and a reason.
 
 The command line, `LLM(...)` and tests all build an `EngineConfig`; nothing else configures the
-engine. Values that depend on the model or the device stay None here and are settled at load.
+engine. Where None is the default, the value follows from the model or the device when it is loaded.
 """
 
 from __future__ import annotations
@@ -9,13 +9,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from nvcli.errors import UsageError, meant
 from nvcli.types import MAX_INT, MAX_SEED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 DeviceName = Literal["auto", "cuda", "cpu"]
 DTypeName = Literal["auto", "float32", "float16", "bfloat16"]
@@ -32,7 +29,11 @@ MAX_NUM_BATCHED_TOKENS = {"cuda": 16_384, "cpu": 1_024}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Raises `UsageError` naming the field when a value is out of range."""
+    """Which model to run, where, and how; each field is explained below it.
+
+    Checks itself when it is made, as far as that goes without the model: a value of the wrong kind
+    or out of range raises `UsageError`, which names the field.
+    """
 
     model: str = DEFAULT_MODEL
     """A local folder, a Hugging Face id, or `demo` for the built-in model."""
@@ -65,13 +66,13 @@ class EngineConfig:
     """Launch every kernel of a step by itself instead of replaying CUDA graphs."""
     deterministic: bool = False
     """The same request gives the same ids, whatever shares its batch and however its prompt was
-    cut, cached or preempted: one slower way of computing for all batch sizes."""
+    cut, cached or preempted. Slower: all batch sizes are computed in one way."""
     attention_backend: AttentionBackendName = "auto"
     """Which attention runs; `auto` takes the fastest that fits and says which."""
     generation_config: Literal["auto", "none"] = "auto"
     """`auto`: sampling defaults from the checkpoint's generation_config.json."""
     tensor_parallel_size: int = 1
-    """GPUs, or on the CPU processes, that hold the model together."""
+    """GPUs that each hold a share of the model; on the CPU, processes."""
     seed: int | None = None
     """Seeds requests that name no seed of their own; None: fresh entropy."""
 
@@ -81,18 +82,24 @@ class EngineConfig:
             object.__setattr__(self, "model", os.fspath(model))
         elif not isinstance(model, str):
             raise UsageError(f"model must be text or a path, got {model!r}", param="model")
-        self._check_choice("device", self.device, get_args(DeviceName))
-        self._check_choice("dtype", self.dtype, get_args(DTypeName))
-        self._check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDTypeName))
-        self._check_choice("load_format", self.load_format, get_args(LoadFormat))
-        self._check_choice(
-            "attention_backend", self.attention_backend, get_args(AttentionBackendName)
-        )
-        self._check_choice("generation_config", self.generation_config, ("auto", "none"))
-        for name in ("max_model_len", "num_blocks", "block_size", "max_num_seqs"):
+        for name, choices in (
+            ("device", get_args(DeviceName)),
+            ("dtype", get_args(DTypeName)),
+            ("kv_cache_dtype", get_args(KVCacheDTypeName)),
+            ("load_format", get_args(LoadFormat)),
+            ("attention_backend", get_args(AttentionBackendName)),
+            ("generation_config", ("auto", "none")),
+        ):
+            value = getattr(self, name)
+            if value not in choices:
+                raise UsageError(
+                    f"{name} must be one of {', '.join(choices)}, got {value!r}", param=name
+                )
+        for name in (
+            *("max_model_len", "num_blocks", "block_size", "max_num_seqs"),
+            *("max_num_batched_tokens", "tensor_parallel_size"),
+        ):
             self._check_between(name, 1, MAX_INT)
-        self._check_between("max_num_batched_tokens", 1, MAX_INT)
-        self._check_between("tensor_parallel_size", 1, MAX_INT)
         self._check_between("seed", -MAX_SEED, MAX_SEED)
         for name in ("enable_prefix_caching", "run_ahead", "enforce_eager", "deterministic"):
             value = getattr(self, name)
@@ -104,13 +111,6 @@ class EngineConfig:
             raise UsageError(
                 f"memory_utilization must be over 0 and at most 1, got {share!r}",
                 param="memory_utilization",
-            )
-
-    def _check_choice(self, name: str, value: object, choices: Iterable[str]) -> None:
-        options = tuple(choices)
-        if value not in options:
-            raise UsageError(
-                f"{name} must be one of {', '.join(options)}, got {value!r}", param=name
             )
 
     def _check_between(self, name: str, low: int, high: int) -> None:
@@ -138,7 +138,7 @@ class EngineConfig:
 
     @classmethod
     def from_options(cls, **options: Any) -> Self:
-        """Build from keyword options, leaving out those that are None.
+        """Build from keyword options; those that are None count as not given.
 
         Raises `UsageError` for a name that is no field.
         """

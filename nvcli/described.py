@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Described:
-    """Text to ids, default parameters, grammars."""
+    """What needs the model's files but not its weights: text to ids and back, default sampling
+    parameters, grammars. Subclasses set the attributes.
+    """
 
     config: EngineConfig
     model_name: str

@@ -1,7 +1,8 @@
-"""Garbage collection while a call, a run or a server lasts: what came before is left out of it.
+"""Garbage collection while a call, a run or a server lasts: it looks at new objects only.
 
-A full pass walks all that torch and the tokenizer brought, holds the interpreter meanwhile - the
-engine's thread too - and finds nothing; records and requests that come and go make for many.
+Requests and records that come and go trigger full passes of Python's collector. Each would walk all
+that torch and the tokenizer have loaded, find nothing, and stop every thread meanwhile, the
+engine's too.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ _OWN_OBJECTS = 2000  # Python 3.12 starts with some hundreds of its own frozen
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Does nothing where something is frozen already, by a run around this or by whoever owns the
-    process, nor outside the main thread, where it belongs to somebody else.
+    """Leave all objects that exist now out of collections, and collect less often.
+
+    Does nothing where objects are frozen already (by a run around this, or by the program that uses
+    nvcli), nor outside the main thread: the collector is the whole process's.
     """
     is_frozen = gc.get_freeze_count() > _OWN_OBJECTS
     if is_frozen or threading.current_thread() is not threading.main_thread():

@@ -27,13 +27,14 @@ from nvcli.errors import EngineClosedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# How long ranks wait for each other: at the start for the slowest disk. Ranks that died are found
-# by other means, and sooner (`engine.workers`).
+# How long ranks wait for each other; at the start that has to suffice for the slowest disk. Ranks
+# that died are noticed sooner, by `engine.workers`.
 TIMEOUT = timedelta(minutes=10)
 _ABORT_S = 5.0
-# What a GPU may write to its peers in one of our own all-reduces: for more, NCCL's, which writes
-# less. Between two H200s these are 256 rows of 4,096 in 16 bits, where ours takes half of NCCL's
-# time; more was not measured. `python -m benchmarks.tensor_parallel reduce` measures it.
+# Bytes that a GPU may write to its peers in one of our own all-reduces. Beyond it NCCL's is taken,
+# which writes less. For two GPUs that is 256 rows of 4,096 in 16 bits: there ours takes half of
+# NCCL's time between two H200s, and more was not measured (`python -m benchmarks.tensor_parallel
+# reduce` does).
 SHORT_BYTES = 256 * 4096 * 4
 MAX_SHORT_ROWS = 256  # each has a program, and all programs are on the GPU at once
 
@@ -194,7 +195,7 @@ class TPGroup:
         return cls(rank, size, _make_backend(store, rank, size, device))
 
     def greet(self, device: torch.device) -> None:
-        """Wait for the others and open the connections: the first operation would otherwise."""
+        """Wait for the others and open the connections, so that the first operation need not."""
         self.least([0], device)
 
     def check(self) -> None:
@@ -205,7 +206,7 @@ class TPGroup:
             )
 
     def stop_waiting(self) -> None:
-        """Our own operations wait for no other rank any more: they return rubbish."""
+        """Make our own operations return at once, with rubbish, instead of waiting for a rank."""
         if self.short is not None:
             self.short.stop()
 

@@ -59,10 +59,11 @@ def expand_user(path: str | Path) -> Path:
 
 
 def why_not_writable(path: Path, *, replaces: bool = False) -> str | None:
-    """Why a file could not be written there, None where it could: looked at before minutes of work
-    that it is to keep, and nothing is made or changed.
+    """Why a file could not be written there, None where it could. Nothing is made or changed, so it
+    can be asked before minutes of work whose result the file is to hold.
 
-    replaces: another file takes its name, so that the folder is what has to be writable.
+    replaces: the file is written under another name and takes its place: the folder has to be
+    writable, the file itself need not.
     """
     folder = path.parent
     try:

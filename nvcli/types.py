@@ -76,14 +76,18 @@ def _is_int(value: object, low: int, high: int = MAX_INT) -> bool:
 
 
 def _between(low: int, high: int, value: object) -> str:
-    """A bound that only the machine sets is worth a word only to whom it hits."""
+    """The range in words; an upper bound that only the machine sets is left out, unless the value
+    is above it.
+    """
     is_hit = isinstance(value, int) and value > high
     return f"from {low} to {high}" if is_hit or low < 0 or high < MAX_INT else f"of at least {low}"
 
 
 def check_answer_limit(value: object, param: str = "max_tokens") -> None:
-    """`max_tokens` where an answer is asked for. Raises `InvalidParameterError` for one below 1:
-    the 0 that `SamplingParams` takes computes a prompt alone (echo, scoring, embeddings)."""
+    """Check a `max_tokens` where an answer is asked for: `InvalidParameterError` below 1.
+
+    `SamplingParams` itself takes 0 too: only the prompt is computed (echo, scoring, embeddings).
+    """
     rule = f"a whole number {_between(1, MAX_SEED, value)}"
     _check(_is_int(value, 1, MAX_SEED), param, value, rule)
 
@@ -110,11 +114,12 @@ def _token_ids(param: str, value: object) -> tuple[int, ...]:
 class SamplingParams:
     """How to choose the next token and when to stop.
 
-    Order of operations, as in transformers and vLLM: penalties and bias, allowed and bad tokens,
-    min_tokens, then temperature, top_k, top_p, min_p, then Gumbel-max with noise keyed on
-    (seed, position). `temperature=0` is greedy: argmax, lowest id on a tie.
+    The logits go through penalties and bias, allowed and bad tokens, and min_tokens; then through
+    temperature, top_k, top_p and min_p, in this order, as in transformers and vLLM. From what is
+    left a token is drawn by noise that depends on (seed, position) alone, so a seed gives the same
+    text whatever else runs. `temperature=0` is greedy: the best token, the lowest id on a tie.
 
-    Raises `InvalidParameterError` (a `UsageError`) naming the parameter.
+    Checks itself: a value out of range raises `InvalidParameterError`, which names the parameter.
     """
 
     temperature: float = 1.0  # 0..2

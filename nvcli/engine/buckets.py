@@ -18,8 +18,8 @@ TOKEN_BUCKETS = (
     *(2048, 2560, 3072, 3584, 4096),
 )
 MIN_TOKENS = 512  # buckets up to it are captured for every model
-LAUNCH_S = 15e-3  # of an eager step: a step that computes longer hides its launches
-FLOPS = 600e12  # of a Hopper GPU in such steps
+LAUNCH_S = 15e-3  # the host's time to launch an eager step; a step that computes longer hides it
+FLOPS = 600e12  # what a Hopper GPU reaches in such steps
 
 
 def decode_buckets(max_num_seqs: int) -> list[int]:
@@ -31,8 +31,8 @@ def decode_buckets(max_num_seqs: int) -> list[int]:
 def token_buckets(max_num_batched_tokens: int, num_params: int) -> list[int]:
     """Token counts to capture for steps that are not all decode, rising.
 
-    Up to where computing 2 operations a parameter and token takes as long as launching: beyond,
-    capturing gains nothing and padding up to the bucket costs.
+    The largest is where computing (2 operations a parameter and token) takes as long as launching.
+    Beyond it capturing gains nothing, and padding up to the bucket costs time.
     """
     limit = max(MIN_TOKENS, LAUNCH_S * FLOPS / (2 * num_params))
     return [size for size in TOKEN_BUCKETS if size <= min(limit, max_num_batched_tokens)]

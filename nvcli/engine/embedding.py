@@ -13,8 +13,9 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 def ended(ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """With `<|endoftext|>` behind them, once, as Qwen3-Embedding and Qwen3-Reranker want it; as
-    they are where the tokenizer has no such token."""
+    """`ids` with `<|endoftext|>` at the end, as Qwen3-Embedding and Qwen3-Reranker want it; as they
+    are where it is there already, or where the tokenizer has no such token.
+    """
     end = tokenizer.id_of(END_OF_TEXT)
     return ids if end is None or ids[-1:] == [end] else [*ids, end]
 

@@ -1,9 +1,9 @@
 """The engine's device: one runner in this process, or the ranks of a tensor-parallel group.
 
-`TensorParallelDevice` looks like a runner. Rank 0's runner is in this process; a plan goes to the
-workers as a record first and is launched here then. All ranks compute the same logits and sample
-them alike, so nothing comes back but what ends a worker, and that ends the engine with one error:
-after a step that some ranks have run and others not, no later step could be trusted.
+`TensorParallelDevice` looks like a runner. Rank 0's runner is in this process; each plan is first
+sent to the workers, as a record, and then launched here. All ranks compute the same logits and
+sample them alike, so workers send no results back. All they ever report is an error, and it ends
+the engine: after a step that some ranks have run and others have not, none could be trusted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from nvcli.errors import NvcliError
     from nvcli.models.config import ModelConfig
 
-# How long a step may take, by far: it is seconds at most on a GPU. A CPU may be as slow as it
-# likes; what waits there is ended by `parallel.TIMEOUT`.
+# A step that takes longer hangs: on a GPU it takes seconds at most. On a CPU it may take any time,
+# and a rank that waits for another is ended by `parallel.TIMEOUT`.
 STEP_S: dict[str, float | None] = {"cuda": 300.0, "cpu": None}
 
 
@@ -142,7 +142,9 @@ class TensorParallelDevice:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """A GPU that is stuck tells nobody, and its peers wait for it without an end."""
+        """Lets the workers' watcher end a step that hangs: a GPU that is stuck reports nothing, and
+        its peers would wait for it for ever.
+        """
         self._workers.deadline = None if self._step_s is None else time.monotonic() + self._step_s
         try:
             yield

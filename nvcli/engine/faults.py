@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def why_nothing(seq: Sequence, vocab_size: int) -> NvcliError:
-    """Of a sequence that nothing was sampled for: its restrictions, where they leave no token, or
-    logits that are no numbers.
+    """The error of a sequence for which nothing could be sampled: the request's fault where its
+    restrictions leave no token, else the model's, whose logits are no numbers then.
     """
     count = len(seq.output_token_ids)
     if _leave_nothing(seq, vocab_size):
@@ -30,7 +30,7 @@ def why_nothing(seq: Sequence, vocab_size: int) -> NvcliError:
 
 
 def no_numbers(what: str) -> EngineError:
-    """The error of a sequence for which the model computed none. `what`: of the model."""
+    """The error where the model computed NaN or infinity. what: the values, in words."""
     return EngineError(
         f"the model's {what} are no numbers",
         hint="Where it was trained in bfloat16, float16 is too narrow: use another --dtype. Else "

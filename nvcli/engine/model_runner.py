@@ -57,7 +57,12 @@ if TYPE_CHECKING:
 
 
 class ModelRunner(StepRunner):
-    """Implements `StepDevice`. One thread at a time; plans run in launch order."""
+    """One device with a loaded model and its KV cache: a `StepDevice`.
+
+    Made from a checkpoint and an `EngineConfig`, it knows the numbers that were left open there
+    (`max_model_len`, `num_blocks`, `max_num_seqs`, `depth`) and reports the start in `startup`.
+    `launch` and `collect` (from `StepRunner`) run steps. One thread at a time may call it.
+    """
 
     def __init__(
         self,
@@ -76,8 +81,8 @@ class ModelRunner(StepRunner):
             folder: the checkpoint; not read when `model` is given.
             vocab_size: ids the tokenizer knows; the model's may be padded beyond it.
             model, attention: used instead of the checkpoint's and the fastest.
-            group: holds the model together; each of its ranks makes a runner, with the same
-                arguments, at the same time.
+            group: the ranks that hold the model together; each of them makes a runner with the
+                same arguments at the same time, in a process of its own.
 
         Raises:
             UsageError: `max_model_len` is beyond the model.
@@ -235,19 +240,21 @@ class ModelRunner(StepRunner):
         return num_blocks
 
     def _kv_budget(self, memory_before: int) -> int:
-        """Bytes for the KV cache: the share of memory, less what everything else takes."""
+        """Bytes for the KV cache: `memory_utilization` less what everything else takes."""
         share = self.config.memory_utilization or DEFAULT_SHARE[self.device.type]
         if self.device.type == "cpu":  # whose memory all ranks share
             return int(share * memory_before / self.group.size) - self._weights_bytes
         peak = self._profile()
         free, total = torch.cuda.mem_get_info(self.device)
-        # Tables of penalties and biases: the first request with one brings them, or the profile's
-        # are still there when those of the engine are made.
+        # The tables of penalties and biases (`TokenTables`, 9 bytes an entry) are not in the peak:
+        # they are made later, or once more while those of the profile are still there.
         tables = (self.max_num_seqs + 1) * self._logits_width * 9
         return int(share * total) - (total - free) - peak - tables
 
     def _compile_kernels(self) -> int:
-        """Those of captured steps, side by side; -> how many. Others are compiled at first use."""
+        """Compile the kernels of captured steps, several at once; -> how many. Others are compiled
+        when they are first used.
+        """
         self._allocate(0)
         graphs = self._make_graphs()
         if graphs is None:
@@ -282,7 +289,9 @@ class ModelRunner(StepRunner):
         return peak + self._graph_bytes_bound()
 
     def _graph_bytes_bound(self) -> int:
-        """What all CUDA graphs may take: measured on the largest of each kind, then dropped."""
+        """An upper bound on what all CUDA graphs take: the largest of each kind are captured,
+        measured and dropped.
+        """
         graphs = self._make_graphs()
         if graphs is None:
             return 0
@@ -300,8 +309,8 @@ class ModelRunner(StepRunner):
     def _make_graphs(self) -> GraphRunner | None:
         if self._step_sampler is None or self.config.enforce_eager:
             return None
-        if getattr(self.attention, "name", "") != "triton":  # others plan on the host
-            return None
+        if getattr(self.attention, "name", "") != "triton":
+            return None  # the others plan each step on the host, which a replay would skip
         from nvcli.engine.cuda_graph import GraphRunner
 
         with _refused_graphs(self.max_num_seqs):
@@ -316,7 +325,9 @@ class ModelRunner(StepRunner):
             )
 
     def _make_shared_steps(self) -> SharedSteps | None:
-        """None where rows never share blocks, or where reading those once is off."""
+        """What steps whose rows share blocks need; None where none do, or where reading shared
+        blocks once is switched off.
+        """
         from nvcli.engine.shared_steps import SharedSteps
         from nvcli.kernels.triton_attention import TritonAttention
 
@@ -346,8 +357,8 @@ class ModelRunner(StepRunner):
         return before - self._free_memory() + self.graphs.buffer_bytes
 
     def _profile_plans(self) -> Iterator[StepPlan]:
-        """All slots decoding, then the token budget as prompts whose hidden states are all wanted;
-        only the dummy block is read.
+        """The steps that take most memory: all slots decoding, then a full token budget of prompts
+        whose hidden states are all kept. They read the dummy block only.
         """
         budget = self.max_num_batched_tokens
         longest = max(1, min(budget, self.max_model_len - 1))

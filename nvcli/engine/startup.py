@@ -42,7 +42,7 @@ class StartupReport:
 
 @contextmanager
 def stage(stage_s: dict[str, float], name: str) -> Iterator[None]:
-    """Adds the seconds that the block took, unless it raises."""
+    """Notes in `stage_s` how many seconds the block took, unless it raises."""
     start = time.perf_counter()
     yield
     stage_s[name] = time.perf_counter() - start

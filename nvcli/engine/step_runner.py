@@ -32,7 +32,9 @@ class Model(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """[T, E], or [R, E] of the tokens at `logits_indices` where the batch `ends_early`."""
+        """Hidden states of all tokens, [T, E]; where the batch `ends_early`, [R, E], only those of
+        the tokens at `logits_indices`.
+        """
         ...
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -59,7 +61,7 @@ class RunnerTicket:
 
 
 class StepRunner:
-    """Runs steps with what `ModelRunner` has loaded. One thread at a time."""
+    """The half of `ModelRunner` that runs steps, with the attributes that the other half loads."""
 
     device: torch.device
     model: Model
@@ -69,7 +71,7 @@ class StepRunner:
     sampler: Sampler
     graphs: GraphRunner | None  # captured steps, on CUDA
     _step_sampler: StepSampler | None  # the sampling kernel and what stands in for it, on CUDA
-    reports: bool = True  # whether results go to the host: on one rank of a group only
+    reports: bool = True  # whether results are copied to the host: one rank of a group does it
     _is_closed: bool
 
     def launch(self, plan: StepPlan) -> RunnerTicket:
@@ -140,9 +142,10 @@ class StepRunner:
     def _send(
         self, ticket: RunnerTicket, pieces: list[Tensor], on_host: Tensor | None = None
     ) -> RunnerTicket:
-        """Start the copy of a step's results to the host.  pieces: int32, [...] each.
+        """Start the copy of a step's results to the host.
 
-        on_host: all of them, where the step itself writes them there
+        pieces:   the results on the device, int32, [...] each
+        on_host:  the same, where a captured step writes them to the host itself
         """
         if on_host is not None and self.reports:
             if self.device.type == "cuda":
@@ -184,7 +187,7 @@ class StepRunner:
     def _prompt_logprobs(
         self, ticket: RunnerTicket, inputs: StepInputs, hidden: Tensor
     ) -> list[Tensor]:
-        """The same for prompt tokens start + 1 .. start + n of the rows that want them."""
+        """Log-probabilities of prompt tokens start + 1 .. start + n, of the rows that want them."""
         pieces: list[Tensor] = []
         first = 0  # of the row's tokens in the step
         for index, row in enumerate(ticket.plan.rows):

@@ -33,11 +33,11 @@ WORKER = "nvcli.engine.tp_worker"
 _END_S = 5.0  # for a worker to end after it was told to
 _REPORT_S = 3.0  # for a worker to say what ended it, after rank 0 noticed
 _TICK_S = 1.0
-_SUSPICION_S = 1.0  # for another worker's end, after one told of a peer that it lost
+_SUSPICION_S = 1.0  # after a worker reports that it lost a peer: for the peer's own end to be seen
 
 
 def how_it_ended(code: int | None) -> str:
-    """Of a process that is not heard any more; code: as `Popen.returncode`."""
+    """The end of a process, in words. code: as `Popen.returncode`."""
     if code is None:
         return "has closed its pipe"
     if code < 0:

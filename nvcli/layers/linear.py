@@ -120,8 +120,10 @@ class Linear(nn.Module):
         return self.product(x, self.bias if self.adds_bias else None)
 
     def addends(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out], or what adds up to it, [S, T, out] float32, for `RMSNorm` to add.
-        A part of a sum over the ranks has no addends.
+        """[T, in] -> [T, out], or addends: [S, T, out] float32, whose sum over S is the result.
+
+        Few rows are multiplied faster in S parts, which the `RMSNorm` behind the layer adds up.
+        Not for a part of a sum over the ranks.
         """
         if self.is_part or self.bias is not None:
             return cast("Tensor", self(x))
@@ -133,7 +135,7 @@ class Linear(nn.Module):
         )
 
     def add_to(self, total: Tensor, x: Tensor) -> Tensor:
-        """total [T, out], to which x W^T is added. Of a dense layer, whole and without a bias."""
+        """Add x W^T to total [T, out], in place. For a dense layer, whole and without a bias."""
         return kernels.add_linear(x, self.weight, total)
 
     def product(self, x: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:

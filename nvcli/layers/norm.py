@@ -1,11 +1,14 @@
 """RMSNorm, alone or fused with the residual addition before it and the projection after it.
 
-A norm whose weight went into the projection (`fold_into`) comes late in steps of many rows: the
-projection takes the rows as they are, whoever takes its result divides by their root mean square,
-and the product before the norm adds to the residual in place. That spares a kernel a norm.
+RMSNorm divides a row by its root mean square and multiplies it by the weight; a projection follows.
+Both factors can be applied elsewhere with the same result. `fold_into` multiplies the projection's
+columns by the weight, once after loading. In steps of many rows such a norm then comes *late*: the
+projection takes the rows as they are, and its result is divided by their root mean square in the
+kernel that uses it. No kernel runs for the norm itself, so the product before it adds to the
+residual in place.
 
 Under tensor parallelism the x of a norm between layers is this rank's part of a sum, and the norm
-begins with adding up the parts of all ranks; for few rows that is one kernel.
+begins with adding up the parts of all ranks; for few rows that and the norm are one kernel.
 """
 
 from __future__ import annotations
@@ -61,17 +64,20 @@ class RMSNorm(nn.Module):
         self.late_rows = late_rows
 
     def is_late(self, x: Tensor, residual: Tensor | None) -> bool:
-        """In a step of these rows; where there is a residual, adding it is the norm's."""
+        """Whether the norm comes late in a step of these rows. Never where it has something to add
+        up first: a residual, or x as addends.
+        """
         if residual is not None or self.late_rows is None:
             return False
-        return x.dim() == 2 and x.shape[0] >= self.late_rows  # addends are the norm's to add up
+        return x.dim() == 2 and x.shape[0] >= self.late_rows
 
     def forward(self, x: Tensor) -> Tensor:  # [T, E] -> [T, E]
         return kernels.rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """([T, E] norm of the sum, [T, E] the sum): the sum is the next residual. Here and below x
-        may be addends, [S, T, E] float32: see `Linear.addends`. Without a residual the sum is x.
+        """x + residual, and its norm: ([T, E] norm, [T, E] sum). The sum is the next residual;
+        without a residual it is x. Here and below x may be addends, [S, T, E] float32: see
+        `Linear.addends`.
         """
         if residual is None:
             x = self.group.all_reduce(x)
@@ -84,8 +90,9 @@ class RMSNorm(nn.Module):
     def project(
         self, x: Tensor, residual: Tensor | None, projection: Linear
     ) -> tuple[Tensor, Tensor]:
-        """([T, out] projection of the sum's norm, [T, E] the sum). Where the norm `is_late`, the
-        first is still to be divided by the root mean square of the second's rows.
+        """As `add`, with the projection of the norm in its place: ([T, out], [T, E] sum). Where the
+        norm `is_late`, the caller still has to divide the projection's rows by the root mean square
+        of the sum's.
         """
         if self.is_late(x, residual):
             return projection(x), x
@@ -103,7 +110,7 @@ class RMSNorm(nn.Module):
     def project_swiglu(
         self, x: Tensor, residual: Tensor | None, gate_up: Linear
     ) -> tuple[Tensor, Tensor]:
-        """([T, F] silu(gate) * up of the sum's norm, [T, E] the sum)."""
+        """As `add`, with silu(gate) * up of the norm in its place: ([T, F], [T, E] sum)."""
         if self.is_late(x, residual):
             return kernels.silu_and_mul(gate_up(x), x, self.eps), x
         found = self.group.add_rms_norm(x, residual, self.weight, self.eps)

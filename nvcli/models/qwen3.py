@@ -1,11 +1,13 @@
 """Qwen3, dense: read from top to bottom. Qwen2 and Llama differ by configuration alone, Qwen3-MoE
 (`qwen3_moe`) by its layers.
 
-Names are the checkpoint's, with q/k/v and gate/up fused. The residual travels beside the hidden
-states, so that adding it and the next norm are one op; where norms come late (`layers.norm`) it is
-added in the product, and there is no residual beside x. Under tensor parallelism the layers hold
-this rank's share; what `o_proj`, `down_proj` and the embedding give is a part of a sum over the
-group, which the next norm begins with.
+Names are the checkpoint's, with q/k/v and gate/up fused. Each half of a layer gives what is to be
+added to the residual, and the residual beside it, so that the addition and the next norm are one
+op. Where norms come late (`layers.norm`) the addition was part of the product already: then there
+is one tensor, and None for the residual. Under tensor parallelism the layers hold this rank's
+share; what `o_proj`, `down_proj` and the embedding give is its part of a sum over the group, and
+the next norm begins with that sum.
+
 Dimension key: T tokens, E hidden, F intermediate, V vocabulary, R rows that need logits.
 """
 
@@ -103,7 +105,7 @@ class Qwen3Model(nn.Module):
         x, cos, sin = self.embed_tokens(batch.input_ids, batch.positions, self.rotary)
         residual, last = None, len(self.layers) - 1
         for i, layer in enumerate(self.layers):  # a slice of them would be a new module a step
-            # What no later step reads needs not be computed: of the last layer, all but the cache.
+            # Nothing reads the last layer's other hidden states: only keys and values are needed.
             wanted = batch.logits_indices if i == last and batch.ends_early else None
             x, residual = layer(x, residual, (cos, sin), batch, wanted)
         return self.norm.add(x, residual)[0]
@@ -146,10 +148,9 @@ class Qwen3ForCausalLM(nn.Module):
         return torch.stack([layer.self_attn.kv_limits(layer.input_layernorm) for layer in layers])
 
     def fold_norms(self) -> None:
-        """Let norms come late: see `layers.norm`. All of them or none: not where sums are over
-        ranks, and not with experts, biases or fp8 weights.
-
-        Nor in float16, which may not hold a product that is not divided yet.
+        """Let norms come late (see `layers.norm`) where that is possible and faster: all of them or
+        none. Not possible with several ranks, experts, biases or fp8 weights, nor in float16, which
+        may not hold a product that is not divided yet.
         """
         layers = [cast("Qwen3Layer", layer) for layer in self.model.layers]
         products = [m for layer in layers for m in layer.modules() if isinstance(m, Linear)]

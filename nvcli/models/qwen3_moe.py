@@ -1,7 +1,7 @@
 """Qwen3-MoE: Qwen3 with experts in place of the MLP, in all layers or in some.
 
-Embedding, attention, norms and head are `qwen3`'s. Padding of a captured step goes to no expert:
-its tokens would have their weights read.
+Embedding, attention, norms and head are `qwen3`'s. Padding of a captured step goes to no expert,
+since that expert's weights would be read for nothing.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # the blank shows whether a template trims
-LONG_TEXT = 16 * 1024  # characters
+LONG_TEXT = 16 * 1024  # characters, from which on `encode` lets other threads run meanwhile
 
 
 class _Found(dict[int, bytes]):
-    """What was found of an id, once: every piece of a stream asks."""
+    """A cache of what `find` gives for an id; a dictionary, since every piece of text asks it."""
 
     def __init__(self, find: Callable[[int], bytes]) -> None:
         self._find = find
