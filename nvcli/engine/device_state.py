@@ -275,12 +275,10 @@ class DeviceState:
 
     # --- tokens and counts -----------------------------------------------------------------------
 
-    def forget_sample(self, slot: int, position: int) -> None:
-        """Before the kernel counts a sample: one it replaces no longer counts."""
-        self._uncount(slot, position, position + 1)
-
-    def _uncount(self, slot: int, start: int, end: int) -> None:
-        """Forget the sampled tokens at start .. end - 1, which are about to be replaced."""
+    def uncount(self, slot: int, start: int, end: int) -> None:
+        """Take the sampled tokens at start .. end - 1, which are about to be replaced, out of the
+        counts for penalties.
+        """
         info = self.slots[slot]
         assert info is not None, f"slot {slot} has no owner"
         end = min(end, info.length)
@@ -291,7 +289,7 @@ class DeviceState:
         slot, start, end = write.slot, write.start, write.start + token_ids.numel()
         info = self.slots[slot]
         assert info is not None, f"slot {slot} has no owner"
-        self._uncount(slot, start, end)
+        self.uncount(slot, start, end)
         self.tokens[slot, start:end] = token_ids
         if info.features.has_penalties:
             self.by_token.count(slot, token_ids.long(), 1)
@@ -311,7 +309,7 @@ class DeviceState:
             position = row.start + row.n
             if info.features.has_penalties:
                 penalised.append(i)
-                self._uncount(row.slot, position, position + 1)
+                self.uncount(row.slot, position, position + 1)
             info.length = max(info.length, position + 1)
         if penalised:
             counts, _ = self.by_token.count_tables()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,13 +71,14 @@ def connect(
         return "NCCL"
     if rows is None:
         rows = short_rows(group.size, columns, dtype.itemsize)
-    attempt = _Attempt(group, rows, columns, dtype, device, fuses_norm=fuses_norm)
+    memory = PeerMemory(device)
+    attempt = _Attempt(group, rows, columns, dtype, device, fuses_norm, memory)
     try:
         reason = attempt.make()
         if reason is not None:
-            attempt.memory.let_go()
+            memory.let_go()
             _exchange(group, device, bytes(8))  # nobody has another's memory open any more
-            attempt.memory.close()
+            memory.close()
     except Exception as error:
         raise DeviceError(
             f"the GPUs could not sum up over each other's memory: {first_line(error)}",
@@ -90,27 +92,18 @@ def connect(
     return "NCCL"
 
 
+@dataclass(slots=True)
 class _Attempt:
     """The steps of `connect`. Whatever goes wrong in one on any rank is told to all of them."""
 
-    def __init__(
-        self,
-        group: TPGroup,
-        rows: int,
-        columns: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        fuses_norm: bool,
-    ) -> None:
-        self.group = group
-        self.rows = rows
-        self.columns = columns
-        self.dtype = dtype
-        self.device = device
-        self.fuses_norm = fuses_norm
-        self.memory = PeerMemory(device)
-        self.sums: ShortSums | None = None
+    group: TPGroup
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    device: torch.device
+    fuses_norm: bool
+    memory: PeerMemory
+    sums: ShortSums | None = None
 
     def make(self) -> str | None:
         """-> why it is not to be, or None: then `sums` are there."""

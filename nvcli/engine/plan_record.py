@@ -10,15 +10,12 @@ mirror drives a runner exactly as the one that went in.
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from nvcli.engine.sequence import Sequence
 from nvcli.engine.step import BlockWrite, Row, SlotInit, StepPlan, TokenWrite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 def encode_plan(plan: StepPlan) -> bytes:
@@ -29,23 +26,16 @@ def encode_plan(plan: StepPlan) -> bytes:
         for index, row in enumerate(rows)
         if row.samples and row.seq.mask is not None
     ]
+    shares = [(row.slot, row.start, row.n, row.samples, row.is_stored) for row in rows]
     record = (
         plan.step_id,
-        _pack((row.slot, row.start, row.n, row.samples, row.is_stored) for row in rows),
+        np.array(shares, np.int32).tobytes(),
         [(write.slot, write.entry, _pack_ids(write.blocks)) for write in plan.block_writes],
         [_pack_init(init, pools.get(init.slot)) for init in plan.slot_inits],
         [(write.slot, write.start, _pack_ids(write.token_ids)) for write in plan.token_writes],
         masks,
     )
     return pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
-
-
-def _pack(rows: Iterable[tuple[int, ...]]) -> bytes:
-    return np.array(list(rows), np.int32).tobytes()
-
-
-def _unpack(data: bytes, width: int) -> list[Any]:
-    return np.frombuffer(data, np.int32).reshape(-1, width).tolist()
 
 
 def _pack_ids(token_ids: list[int]) -> bytes:
@@ -69,17 +59,18 @@ class PlanMirror:
         self._seqs: list[Sequence | None] = [None] * num_slots
 
     def decode(self, data: bytes) -> StepPlan:
-        step_id, rows, block_writes, inits, token_writes, masks = pickle.loads(data)  # from rank 0
+        step_id, packed, block_writes, inits, token_writes, masks = pickle.loads(data)
         plan = StepPlan(step_id)
         plan.slot_inits = [self._admit(init) for init in inits]
-        for slot, entry, packed in block_writes:
-            blocks = _unpack_ids(packed)
+        for slot, entry, ids in block_writes:
+            blocks = _unpack_ids(ids)
             plan.block_writes.append(BlockWrite(slot, entry, blocks))
             self._of(slot).block_table[entry : entry + len(blocks)] = blocks
         plan.token_writes = [
             TokenWrite(slot, start, _unpack_ids(ids)) for slot, start, ids in token_writes
         ]
-        for slot, start, n, samples, is_stored in _unpack(rows, 5):
+        shares = np.frombuffer(packed, np.int32).reshape(-1, 5)
+        for slot, start, n, samples, is_stored in shares.tolist():
             seq = self._of(slot)
             seq.mask = None
             plan.rows.append(Row(seq, 0, slot, start, n, bool(samples), bool(is_stored)))

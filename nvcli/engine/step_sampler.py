@@ -47,7 +47,8 @@ class StepSampler:
             assert info is not None, f"slot {row.slot} has no owner"
             features = info.features
             if row.samples and features.has_penalties and features.fits_kernel:
-                self.state.forget_sample(row.slot, row.start + row.n)
+                position = row.start + row.n
+                self.state.uncount(row.slot, position, position + 1)
 
     def run_kernel(self, logits: Tensor, slots: Tensor, positions: Tensor, out: Tensor) -> None:
         """logits: [R, V]; slots, positions: [R] int64, slot -1 not sampled; out: [R] int32."""

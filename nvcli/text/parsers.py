@@ -55,11 +55,7 @@ class RouterDelta:
     text: str = ""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    stop: str | None = None  # the stop string that was found; later tokens are ignored
     finish_reason: FinishReason | None = None  # from `finish` only
-
-    def __bool__(self) -> bool:
-        return self != _NOTHING
 
 
 _NOTHING = RouterDelta()
@@ -159,7 +155,9 @@ class OutputRouter:
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended the text, None while there is none."""
+        """The stop string that ended the text, None while there is none. What is fed after it is
+        ignored.
+        """
         return self._content.stop
 
     def hides(self, token_id: int) -> bool:
@@ -192,7 +190,7 @@ class OutputRouter:
             self.num_tokens += 1
             self._text(self._detokenizer.finish())
             self._tag(token_id)
-            return self._delta.take(self._content.stop)
+            return self._delta.take()
         text = self._detokenizer.feed(token_id)  # may raise; nothing has changed yet
         self.num_tokens += 1
         if self.state is RouterState.UNDECIDED:
@@ -202,7 +200,7 @@ class OutputRouter:
         if not text:
             return _NOTHING
         self._text(text)
-        return self._delta.take(self._content.stop)
+        return self._delta.take()
 
     def feed_run(self, token_ids: Sequence[int]) -> RouterDelta | None:
         """What `feed` of each, joined, would give, for a fraction of the time; None, and nothing
@@ -222,22 +220,20 @@ class OutputRouter:
         if not text:
             return _NOTHING
         self._text(text)
-        return self._delta.take(None)
+        return self._delta.take()
 
     def finish(self, reason: FinishReason = FinishReason.STOP) -> RouterDelta:
         """The held rest. `finish_reason` is `reason`, or TOOL_CALLS where the output stopped by
         itself and every call in it is complete."""
-        was_stopped = self.stop is not None
-        if not was_stopped:
+        if self.stop is None:
             self._text(self._detokenizer.finish())
             if self._parser is not None:
                 self._end_unclosed_call(reason)
         self._delta.text += self._content.finish()
-        found = None if was_stopped else self.stop  # reported once
         if reason is FinishReason.STOP and self._calls:
             complete = all(status is CallStatus.COMPLETE for status in self._calls)
             reason = FinishReason.TOOL_CALLS if complete else FinishReason.STOP
-        return self._delta.take(found, reason)
+        return self._delta.take(reason)
 
     # --- tags -------------------------------------------------------------------------------
 
@@ -338,10 +334,10 @@ class _DeltaBuilder:
         self.reasoning = ""
         self.calls: list[ToolCall] = []
 
-    def take(self, stop: str | None, reason: FinishReason | None = None) -> RouterDelta:
-        if not (self.text or self.reasoning or self.calls or stop or reason):
+    def take(self, reason: FinishReason | None = None) -> RouterDelta:
+        if not (self.text or self.reasoning or self.calls or reason):
             return _NOTHING
-        delta = RouterDelta(self.text, self.reasoning or None, tuple(self.calls), stop, reason)
+        delta = RouterDelta(self.text, self.reasoning or None, tuple(self.calls), reason)
         self.text = self.reasoning = ""
         self.calls = []
         return delta

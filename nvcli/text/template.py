@@ -175,14 +175,7 @@ class _Instrument(NodeTransformer):
         node.body.insert(0, tick.set_lineno(node.lineno))
         return node
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._with_tick(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._with_tick(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._with_tick(node)
+    visit_For = visit_Macro = visit_CallBlock = _with_tick
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)

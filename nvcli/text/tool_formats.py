@@ -92,14 +92,7 @@ class HermesParser:
 
     def close(self) -> CallPiece:
         if self.status is CallStatus.OPEN:
-            if self._name is not None and self._arguments is None:
-                if self._expect is _Expect.COMMA:
-                    self._set_arguments("{}")
-                else:
-                    self.status = CallStatus.MALFORMED
             self._settle()
-            if self.status is CallStatus.OPEN:
-                self.status = CallStatus.MALFORMED
         return self._take()
 
     def _take(self) -> CallPiece:
@@ -126,7 +119,8 @@ class HermesParser:
         elif self._expect is _Expect.COMMA and c == ",":
             self._expect = _Expect.KEY
         elif self._expect in (_Expect.COMMA, _Expect.KEY) and c == "}":
-            self._end_object()
+            self._expect = _Expect.NOTHING
+            self._settle()
         else:
             self.status = CallStatus.MALFORMED
 
@@ -215,22 +209,14 @@ class HermesParser:
         self._arguments = text
         self._out.append(text)
 
-    def _end_object(self) -> None:
-        self._expect = _Expect.NOTHING
-        if self._name is not None and self._arguments is None:
-            self._set_arguments("{}")
-        self._settle()
-        if self.status is CallStatus.OPEN:
-            self.status = CallStatus.MALFORMED
-
     def _settle(self) -> None:
-        if (
-            self.status is CallStatus.OPEN
-            and self._name is not None
-            and self._arguments is not None
-            and self._expect in (_Expect.COMMA, _Expect.NOTHING)
-        ):
-            self.status = CallStatus.COMPLETE
+        """The call ends here: complete with a name and at the end of a value or of the object."""
+        if self._name is None or self._expect not in (_Expect.COMMA, _Expect.NOTHING):
+            self.status = CallStatus.MALFORMED
+            return
+        if self._arguments is None:
+            self._set_arguments("{}")
+        self.status = CallStatus.COMPLETE
 
 
 def _loads(text: str) -> tuple[Any, bool]:

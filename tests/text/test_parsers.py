@@ -86,7 +86,6 @@ class Result:
     reasoning: str | None
     calls: tuple[ToolCall, ...]
     finish_reason: FinishReason | None
-    stop: str | None
     deltas: list[RouterDelta]
     router: OutputRouter
 
@@ -96,7 +95,7 @@ class Result:
 
     @property
     def channels(self) -> tuple[object, ...]:
-        return self.text, self.reasoning, self.named, self.finish_reason, self.stop
+        return self.text, self.reasoning, self.named, self.finish_reason, self.router.stop
 
 
 def run(
@@ -113,15 +112,12 @@ def run(
     deltas = [router.feed(token_id) for token_id in vocabulary.cut(text, places)]
     deltas.append(router.finish(reason))
     reasoning = [delta.reasoning for delta in deltas if delta.reasoning is not None]
-    stops = [delta.stop for delta in deltas if delta.stop is not None]
-    assert len(stops) <= 1
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     return Result(
         "".join(delta.text for delta in deltas),
         "".join(reasoning) if reasoning else None,
         fold_tool_calls([call for delta in deltas for call in delta.tool_calls]),
         deltas[-1].finish_reason,
-        stops[0] if stops else None,
         deltas,
         router,
     )
@@ -392,8 +388,8 @@ def test_two_calls_in_one_go_are_two_calls() -> None:
 
 def test_reasoning_and_content_come_at_once_without_newlines() -> None:
     result = run("<think>\n\na\n\nb\n</think>\n\nc", range(100))
-    shown = [(d.reasoning, d.text) for d in result.deltas if d]
-    assert shown[:-1] == [("a", ""), ("\n\nb", ""), (None, "c")]
+    shown = [(d.reasoning, d.text) for d in result.deltas if d.reasoning or d.text]
+    assert shown == [("a", ""), ("\n\nb", ""), (None, "c")]
 
 
 def test_without_tools_newlines_are_not_held() -> None:
@@ -434,19 +430,20 @@ def test_stop_strings_cut_the_content(include: bool) -> None:
         result = run(output, [place], stop=["DEFGHIJ"], include_stop_str_in_output=include)
         assert result.text == ("ABC DEFGHIJ" if include else "ABC ")
         assert result.reasoning == "DEFGHIJ"  # R6: reasoning is not searched
-        assert result.stop == result.router.stop == "DEFGHIJ"
+        assert result.router.stop == "DEFGHIJ"
         assert result.finish_reason is STOP
 
 
 def test_a_stop_of_newlines_does_not_match_the_markup() -> None:
     result = run("<think>\na\n\nb\n</think>\n\nAnswer\n\nmore", stop=["\n\n"])
-    assert (result.text, result.reasoning, result.stop) == ("Answer", "a\n\nb", "\n\n")
+    assert (result.text, result.reasoning) == ("Answer", "a\n\nb")
+    assert result.router.stop == "\n\n"
 
 
 def test_tool_arguments_are_not_searched() -> None:
     result = run(call("f", '{"a": "STOP"}'), stop=["STOP"])
     assert result.named == [("f", '{"a": "STOP"}')]
-    assert result.stop is None
+    assert result.router.stop is None
 
 
 def test_a_held_prefix_is_released_before_a_call_and_at_the_end() -> None:
@@ -469,14 +466,15 @@ def test_stop_strings_wait_for_min_tokens() -> None:
 def test_a_stop_in_text_that_only_the_end_releases() -> None:
     result = run('a <tool_call>{"x": "STOP', stop=["STOP"])
     assert result.text == 'a <tool_call>{"x": "'
-    assert result.deltas[-1].stop == "STOP"
+    assert result.router.stop == "STOP"
 
 
 def test_nothing_follows_a_stop() -> None:
     vocabulary = Pieces()
     router = OutputRouter(vocabulary, stop=["b"])
     first, second = vocabulary.encode("abc")[0], vocabulary.encode("d")[0]
-    assert router.feed(first) == RouterDelta("a", stop="b")
+    assert router.feed(first) == RouterDelta("a")
+    assert router.stop == "b"
     assert router.feed(second) == RouterDelta()
     assert router.finish() == RouterDelta(finish_reason=STOP)
 
