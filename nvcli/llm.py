@@ -238,7 +238,7 @@ class LLM(Described):
             for prompt, prompt_params in zip(batch, each, strict=True):
                 try:
                     request = self.request(prompt, prompt_params, raw=True, is_streaming=False)
-                    self._thread.validate(request)
+                    self._engine.validate(request)
                 except (RequestError, UsageError) as error:
                     indices = set(range(1 if prompt_params is None else prompt_params.n))
                     request_id = self.next_request_id()
@@ -277,7 +277,7 @@ class LLM(Described):
         ]
         results: dict[str, list[RequestOutput]] = {}
         for request in requests:
-            self._thread.validate(request)
+            self._engine.validate(request)
             results[request.request_id] = []
         self._run(iter(requests), results)
         vectors = []

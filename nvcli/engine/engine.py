@@ -1,7 +1,7 @@
 """The engine: requests in, outputs out, one `step` at a time.
 
-It checks requests, splits them into sequences, and wires the core (scheduler, blocks, device) to
-the output processor. One thread at a time may call it; `EngineThread` gives it one of its own.
+It splits requests into sequences, and wires the core (scheduler, blocks, device) to the output
+processor. One thread at a time may call it; `EngineThread` gives it one of its own.
 
 Hot path: yes (`step`).
 """
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from nvcli.engine.best_of import BestOf
 from nvcli.engine.core import EngineCore
 from nvcli.engine.output import OutputProcessor
+from nvcli.engine.request_checks import RequestChecks
 from nvcli.engine.sequence import Sequence
-from nvcli.errors import ContextLengthError, InvalidParameterError, RequestError
+from nvcli.errors import RequestError
 from nvcli.text import OutputRouter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from types import UnionType
+    from collections.abc import Callable, Iterable
 
     from nvcli.engine.core import Update
     from nvcli.engine.grammar import Grammar
@@ -98,7 +98,12 @@ class Engine:
         """
         self._device = device
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._checks = RequestChecks(
+            max_model_len=device.max_model_len,
+            num_pool_tokens=device.num_blocks * device.block_size,
+            vocab_size=vocab_size,
+            has_tokenizer=tokenizer is not None,
+        )
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._random = SystemRandom() if seed is None else None
@@ -125,10 +130,6 @@ class Engine:
         return self._device.max_model_len
 
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self._eos_token_ids
-
-    @property
     def has_unfinished(self) -> bool:
         return self._core.has_unfinished
 
@@ -153,83 +154,8 @@ class Engine:
         )
 
     def validate(self, request: Request) -> None:
-        """Check a request against the model and the pool; may be called from any thread.
-
-        Raises:
-            ContextLengthError: the prompt fits neither the context nor the KV cache.
-            InvalidParameterError: a token id lies outside the tokenizer's vocabulary, a value is
-                of the wrong kind, or no token may be sampled.
-            RequestError: the prompt is empty.
-        """
-        params, prompt = request.params, request.prompt_token_ids
-        _check_kind("priority", request.priority, int, "a whole number")
-        _check_kind("cache_salt", request.cache_salt, str | None, "text or None")
-        if not prompt:
-            raise RequestError("the prompt is empty", hint="Give at least one token.")
-        needs_room = params.max_tokens != 0
-        too_long = ContextLengthError.of_prompt(
-            len(prompt), self.max_model_len, needs_room=needs_room
-        )
-        if too_long is not None:
-            raise too_long
-        pool = self._device.num_blocks * self._device.block_size
-        if len(prompt) + int(needs_room) > pool:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt):,} tokens, the KV cache holds {pool:,}",
-                hint="Shorten the prompt or give the KV cache more memory.",
-                param="prompt",
-            )
-        request.packed = self._check_ids("prompt", prompt)
-        self._check_ids("pools", request.pools or ())
-        self._check_ids("logit_bias", params.logit_bias or ())
-        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_ids("bad_token_ids", params.bad_token_ids)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        for word in params.bad_words:
-            self._check_ids("bad_words", word)
-        self._check_choice(params)
-        if (params.stop or request.is_chat) and self._tokenizer is None:
-            raise InvalidParameterError("stop strings need a tokenizer", param="stop")
-
-    def _check_choice(self, params: SamplingParams) -> None:
-        """Refuse a request whose allowed and bad tokens leave nothing to sample from the start.
-        min_tokens, longer bad words and grammars may come to that too; it ends the sequence then.
-        """
-        bad = {*params.bad_token_ids, *(word[0] for word in params.bad_words if len(word) == 1)}
-        allowed = params.allowed_token_ids
-        if allowed is not None and bad.issuperset(allowed):
-            raise InvalidParameterError(
-                f"allowed_token_ids leaves no token: all {len(allowed)} of them are in "
-                "bad_token_ids or bad_words",
-                param="allowed_token_ids",
-            )
-        if len(bad) >= self._vocab_size:
-            raise InvalidParameterError(
-                f"bad_token_ids and bad_words forbid all {self._vocab_size} tokens",
-                param="bad_token_ids",
-            )
-
-    def _check_ids(self, param: str, token_ids: Collection[int]) -> array[int]:
-        """Raise for an id outside the vocabulary. -> the ids as int32, which makes it possible to
-        check thousands at once.
-        """
-        import numpy as np  # here, since a dry run imports this module only for `Request`
-
-        try:
-            packed = array("i", token_ids)
-            if not packed or np.frombuffer(packed, np.uint32).max() < self._vocab_size:
-                return packed
-        except (TypeError, OverflowError):
-            pass
-        wrong = next(
-            token_id
-            for token_id in token_ids
-            if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size
-        )
-        raise InvalidParameterError(
-            f"{param} holds token id {wrong}; the vocabulary ends at {self._vocab_size - 1}",
-            param=param,
-        )
+        """Raises what `RequestChecks.validate` raises; may be called from any thread."""
+        self._checks.validate(request)
 
     def add(self, request: Request, *, is_valid: bool = False) -> None:
         """Queue a request. Raises what `validate` raises, unless that has let it through and
@@ -349,11 +275,6 @@ class Engine:
 
 def _drop(outputs: list[RequestOutput]) -> None:
     raise AssertionError("outputs come about in `step` only")
-
-
-def _check_kind(param: str, value: object, kind: type | UnionType, rule: str) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidParameterError(f"{param} must be {rule}, got {value!r}", param=param)
 
 
 def _seed_of_index(seed: int, index: int) -> int:

@@ -68,15 +68,11 @@ class EngineThread:
 
         Raises what `Engine.validate` raises, and `EngineClosedError` once the engine has ended.
         """
-        self.validate(request)
+        self._engine.validate(request)
         self.submit_together([request], sink)
 
-    def validate(self, request: Request) -> None:
-        """Raises what `Engine.validate` raises."""
-        self._engine.validate(request)
-
     def submit_together(self, requests: list[Request], sink: Sink) -> None:
-        """Queue requests that `validate` let through, so that no step begins with some of them.
+        """Queue requests that `Engine.validate` let through; no step begins with some of them only.
 
         Raises `EngineClosedError` once the engine has ended.
         """

@@ -6,9 +6,8 @@ until a model is loaded.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from nvcli.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,27 +18,14 @@ if TYPE_CHECKING:
     from nvcli.models.qwen3 import Qwen3ForCausalLM
     from nvcli.parallel import TPGroup
 
-# architecture in config.json -> module and class; the dense ones differ by `ModelConfig` alone
+# architecture in config.json -> module and class, for each that `ModelConfig.from_hf` lets through;
+# the dense ones differ by `ModelConfig` alone
 ARCHITECTURES = {
     "Qwen3ForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
     "Qwen3MoeForCausalLM": ("nvcli.models.qwen3_moe", "Qwen3MoeForCausalLM"),
     "Qwen2ForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
     "LlamaForCausalLM": ("nvcli.models.qwen3", "Qwen3ForCausalLM"),
 }
-
-
-def model_class(architecture: str) -> type[Qwen3ForCausalLM]:
-    """Raises `UnsupportedModelError` for an architecture that is not in the table."""
-    import importlib
-
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"architecture {architecture} is not supported",
-            hint=f"Supported: {', '.join(ARCHITECTURES)}.",
-        )
-    module, name = ARCHITECTURES[architecture]
-    found: type[Qwen3ForCausalLM] = getattr(importlib.import_module(module), name)
-    return found
 
 
 def load_model(
@@ -64,10 +50,10 @@ def load_model(
     from nvcli.models.weights import fill_dummy, load_weights
     from nvcli.parallel import SOLO
 
+    module, name = ARCHITECTURES[config.architecture]
+    model_class: type[Qwen3ForCausalLM] = getattr(import_module(module), name)
     with torch.inference_mode():
-        model = model_class(config.architecture)(
-            config, dtype=dtype, device=device, group=group or SOLO
-        )
+        model = model_class(config, dtype=dtype, device=device, group=group or SOLO)
         if load_format == "dummy":
             fill_dummy(model, is_tied=config.tie_word_embeddings)
         else:

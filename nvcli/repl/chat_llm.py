@@ -105,4 +105,4 @@ class ChatLLM(LLM):
         return text, reasoning, flags
 
     def is_end(self, token_id: int) -> bool:
-        return token_id in self._engine.eos_token_ids
+        return token_id in self.eos_token_ids

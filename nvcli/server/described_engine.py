@@ -5,16 +5,15 @@ needs no device. Requests are checked and rendered here, so a bad one is refused
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from nvcli.described import Described
-from nvcli.engine.engine import Engine, EngineStats
+from nvcli.engine.engine import EngineStats
+from nvcli.engine.request_checks import RequestChecks
 from nvcli.text import load_tokenizer
 
 if TYPE_CHECKING:
     from nvcli.config import EngineConfig
-    from nvcli.engine.step import StepDevice
-    from nvcli.text import Tokenizer
 
 
 class DescribedEngine(Described):
@@ -33,28 +32,13 @@ class DescribedEngine(Described):
         self._tokenizer = load_tokenizer(info["folder"], is_optional=is_optional)
         self.model_config = SimpleNamespace(sampling_defaults=info["sampling_defaults"])
         self.startup = info["startup"]
-        self._checks = RequestChecks(info, self._stats, self._tokenizer)
+        self._checks = RequestChecks(
+            max_model_len=info["max_model_len"],
+            num_pool_tokens=self._stats.num_blocks * self._stats.block_size,
+            vocab_size=self.vocab_size,
+            has_tokenizer=self._tokenizer is not None,
+        )
 
     @property
     def max_num_seqs(self) -> int:
         return self._max_num_seqs
-
-
-class RequestChecks(Engine):
-    """Only `validate` of an engine: what a request must keep to."""
-
-    def __init__(
-        self, info: dict[str, Any], stats: EngineStats, tokenizer: Tokenizer | None
-    ) -> None:
-        self._device = cast(
-            "StepDevice",
-            SimpleNamespace(
-                max_model_len=info["max_model_len"],
-                max_num_seqs=info["max_num_seqs"],
-                num_blocks=stats.num_blocks,
-                block_size=stats.block_size,
-            ),
-        )
-        self._vocab_size = info["vocab_size"]
-        self._eos_token_ids = frozenset(info["eos_token_ids"])
-        self._tokenizer = tokenizer

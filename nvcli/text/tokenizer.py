@@ -67,10 +67,8 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, path: str | Path) -> Tokenizer:
         """Reads a checkpoint folder. Raises `TokenizerError` naming the file at fault."""
-        files = read_tokenizer_files(Path(path))
-        return cls(
-            files.backend, named_tokens=files.named_tokens, chat_templates=files.chat_templates
-        )
+        backend, named_tokens, chat_templates = read_tokenizer_files(Path(path))
+        return cls(backend, named_tokens=named_tokens, chat_templates=chat_templates)
 
     # --- text and ids -----------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ it. Names of special tokens and the chat template come from the files beside it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvcli.errors import TokenizerError, first_line
@@ -22,15 +21,12 @@ if TYPE_CHECKING:
 _NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerFiles:
-    backend: tokenizers.Tokenizer
-    named_tokens: dict[str, str]  # "eos_token" -> "<|im_end|>"
-    chat_templates: dict[str, str]  # by name; "default" is the usual one
-
-
-def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Raises `TokenizerError` naming the file at fault."""
+def read_tokenizer_files(
+    folder: Path,
+) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[str, str]]:
+    """The tokenizer, its named tokens and its chat templates, as `Tokenizer` takes them. Raises
+    `TokenizerError` naming the file at fault.
+    """
     if not folder.is_dir():
         raise TokenizerError(f"{folder} is not a folder")
     config = _read_object(folder / "tokenizer_config.json")
@@ -39,9 +35,7 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     else:
         backend = _load_with_transformers(folder)
     _add_configured_tokens(backend, config)
-    return TokenizerFiles(
-        backend, _find_named_tokens(folder, config), _find_templates(folder, config)
-    )
+    return backend, _find_named_tokens(folder, config), _find_templates(folder, config)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
