@@ -13,7 +13,7 @@ import itertools
 import queue
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast
 
 from nvcli.config import DEFAULT_MODEL, EngineConfig
 from nvcli.described import Described
@@ -38,6 +38,16 @@ if TYPE_CHECKING:
 # Prompts of `generate` that reach the engine at once. One by one, the first steps would hold few of
 # them; all at once, the engine would idle until the last prompt is tokenized.
 SUBMITTED_TOGETHER = 64
+
+
+class RequestOptions(TypedDict, total=False):
+    """What becomes of a prompt: keywords of `LLM.stream` and `LLM.request`, all optional."""
+
+    enable_thinking: bool  # False: ask a model that can think to answer at once
+    tools: Sequence[Mapping[str, Any]] | None  # functions it may call, as in OpenAI's API
+    raw: bool  # True: a `str` is text to continue, not what a user said
+    priority: int  # lower runs first; 0 where nothing is said
+    cache_salt: str | None  # cached prefixes are shared only by requests with the same one
 
 
 class LLM(Described):
@@ -102,6 +112,11 @@ class LLM(Described):
             seed=given.seed,
         )
         self._engine = engine
+        self.is_demo = given.model == DEFAULT_MODEL
+        self.max_model_len = self._runner.max_model_len
+        self.max_num_seqs = self._runner.max_num_seqs
+        self.hidden_size = self.model_config.hidden_size
+        self.startup: StartupReport = self._runner.startup
         if isinstance(self._runner, TensorParallelDevice):
             self._thread: EngineThread = EngineThread(engine, self._runner.abandon)
             self._runner.watch(self._thread.fail)
@@ -109,23 +124,7 @@ class LLM(Described):
             self._thread = EngineThread(engine)
         self._request_ids = itertools.count()
 
-    # --- what was loaded --------------------------------------------------------------------------
-
-    @property
-    def is_demo(self) -> bool:
-        return self.config.model == DEFAULT_MODEL
-
-    @property
-    def max_model_len(self) -> int:
-        return self._engine.max_model_len
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self._runner.max_num_seqs
-
-    @property
-    def hidden_size(self) -> int:
-        return self.model_config.hidden_size
+    # --- how it is doing --------------------------------------------------------------------------
 
     @property
     def is_alive(self) -> bool:
@@ -136,10 +135,6 @@ class LLM(Described):
     def error(self) -> EngineClosedError | None:
         """What ended the engine; None while it is alive."""
         return self._thread.error
-
-    @property
-    def startup(self) -> StartupReport:
-        return self._runner.startup
 
     def watch_steps(self, callback: Callable[[StepPlan, float, float], None] | None) -> None:
         """Call `callback(plan, start, end)` after each step, on the engine's thread; None: stop."""
@@ -169,28 +164,13 @@ class LLM(Described):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        enable_thinking: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        raw: bool = False,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        **options: Unpack[RequestOptions],
     ) -> OutputStream:
         """Iterate over what is new after each step, for each of the request's n outputs.
 
-        A `str` is one user message, or with `raw` a text to continue; token ids are continued as
-        they are. The request is checked and queued at once.
+        The request is checked and queued at once. Raises what `request` and `submit` raise.
         """
-        request = self.request(
-            prompt,
-            params,
-            enable_thinking=enable_thinking,
-            tools=tools,
-            raw=raw,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
-        return OutputStream(self, request)
+        return OutputStream(self, self.request(prompt, params, **options))
 
     def chat(
         self,
@@ -322,7 +302,9 @@ class LLM(Described):
     ) -> Request:
         """Turn a prompt into a request for `submit`: rendered, tokenized, with default sampling.
 
-        Messages may be `Message`s or OpenAI's dicts.
+        A `str` is one user message, or with `raw` a text to continue; token ids are continued as
+        they are; messages may be `Message`s or OpenAI's dicts. `RequestOptions` explains the
+        keywords; without `is_streaming` the request has one output, at its end.
 
         Raises `TemplateError` for messages that cannot be rendered, `InvalidParameterError` for a
         prompt that is neither text, messages nor token ids.

@@ -99,6 +99,7 @@ class ModelRunner(StepRunner):
         kind = self.device.type
         self.dtype = resolve_dtype(config.dtype, self.device, model_config.dtype)
         self.vocab_size = min(vocab_size or model_config.vocab_size, model_config.vocab_size)
+        self._logits_width = group.padded(model_config.vocab_size)
         self.max_num_seqs = config.max_num_seqs or MAX_NUM_SEQS[kind]
         self.max_num_batched_tokens = config.max_num_batched_tokens or MAX_NUM_BATCHED_TOKENS[kind]
         is_ahead = kind == "cuda" if config.run_ahead is None else config.run_ahead
@@ -216,10 +217,6 @@ class ModelRunner(StepRunner):
             block_size=self.block_size,
             deterministic=self.config.deterministic,
         )
-
-    @property
-    def _logits_width(self) -> int:
-        return self.group.padded(self.model_config.vocab_size)
 
     def _free_memory(self) -> int:
         if self.device.type == "cpu":

@@ -36,7 +36,7 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.ring: list[_StagingBuffer] = []
+        self.ring: list[_StagingBuffer | None] = [None] * STAGING_RING
         self.turn = 0
 
     def upload(self, arrays: list[Array]) -> list[Tensor]:
@@ -61,21 +61,17 @@ class Staging:
 
     def _next_buffer(self, size: int) -> _StagingBuffer:
         self.turn = (self.turn + 1) % STAGING_RING
-        if self.turn < len(self.ring):
-            self.ring[self.turn].event.synchronize()  # STAGING_RING steps old: done long ago
-        if self.turn >= len(self.ring) or self.ring[self.turn].host.numel() < size:
+        buffer = self.ring[self.turn]
+        if buffer is not None:
+            buffer.event.synchronize()  # STAGING_RING steps old: done long ago
+        if buffer is None or buffer.host.numel() < size:
             capacity = max(1 << 16, 1 << size.bit_length())
-            buffer = _StagingBuffer(
+            buffer = self.ring[self.turn] = _StagingBuffer(
                 host=torch.empty(capacity, dtype=torch.uint8, pin_memory=True),
                 device=torch.empty(capacity, dtype=torch.uint8, device=self.device),
                 event=torch.cuda.Event(),  # type: ignore[no-untyped-call]
             )
-            if self.turn < len(self.ring):
-                self.ring[self.turn] = buffer
-            else:
-                self.turn = len(self.ring)
-                self.ring.append(buffer)
-        return self.ring[self.turn]
+        return buffer
 
     def upload_once(self, array: Array) -> Tensor:
         """For what a sequence brings once; torch keeps the pinned copy until it is used."""

@@ -5,11 +5,11 @@ Imported only when a model is loaded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from nvcli.engine.output_stream import OutputStream
 from nvcli.errors import RequestError
-from nvcli.llm import LLM
+from nvcli.llm import LLM, RequestOptions
 from nvcli.protocol.structured import grammar_spec, json_structure
 from nvcli.protocol.tools import Tools
 from nvcli.text import OutputRouter
@@ -29,30 +29,18 @@ class ChatLLM(LLM):
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        enable_thinking: bool = True,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        raw: bool = False,
-        priority: int = 0,
-        cache_salt: str | None = None,
         schema: Mapping[str, Any] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> OutputStream:
         """`schema`: the answer is JSON of this shape, unless it calls one of the `tools`.
 
         Raises `GrammarError` for a schema that cannot be enforced.
         """
-        request = self.request(
-            prompt,
-            params,
-            enable_thinking=enable_thinking,
-            tools=tools,
-            raw=raw,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
+        request = self.request(prompt, params, **options)
         structure = None
         if schema is not None:
             structure = json_structure(dict(schema), "schema", is_lenient=True)
-        definitions = tuple(dict(tool) for tool in tools or ())
+        definitions = tuple(dict(tool) for tool in options.get("tools") or ())
         choice = Tools(definitions, "auto") if definitions else Tools()
         spec = grammar_spec(structure, choice, self._tokenizer)
         if spec is not None:

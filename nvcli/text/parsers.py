@@ -117,20 +117,19 @@ class OutputRouter:
             vocabulary, skip_special_tokens=skip_special_tokens
         )
         self._skip_special_tokens = skip_special_tokens
-        self._think_id = vocabulary.id_of(THINK_START)
+        self.think_id = vocabulary.id_of(THINK_START)
         self._end_think_id = vocabulary.id_of(THINK_END)
-        has_think = self._think_id is not None and self._end_think_id is not None
+        has_think = self.think_id is not None and self._end_think_id is not None
         self._format = TOOL_FORMATS[tool_format]
-        self._call_start_id = vocabulary.id_of(self._format.start_tag)
+        call_start_id = vocabulary.id_of(self._format.start_tag)
         self._call_end_id = vocabulary.id_of(self._format.end_tag)
-        has_tags = self._call_start_id is not None and self._call_end_id is not None
-        self._parse_tools = parse_tools and has_tags
-        call_start = {self._call_start_id} if self._parse_tools else set()
+        parse_tools = parse_tools and None not in (call_start_id, self._call_end_id)
+        self.call_start_id = call_start_id if parse_tools else None  # None: calls are text
         self._tags = {  # the ids that are markup in each state
-            RouterState.UNDECIDED: {self._think_id, *call_start},
-            RouterState.REASONING: {self._end_think_id, *call_start},
-            RouterState.CONTENT: call_start,
-            RouterState.CALL: {self._call_start_id, self._call_end_id},
+            RouterState.UNDECIDED: {self.think_id, self.call_start_id},
+            RouterState.REASONING: {self._end_think_id, self.call_start_id},
+            RouterState.CONTENT: {self.call_start_id},
+            RouterState.CALL: {self.call_start_id, self._call_end_id},
         }
         self.state = RouterState.CONTENT
         if parse_reasoning and has_think:
@@ -140,7 +139,7 @@ class OutputRouter:
         self._min_tokens = min_tokens  # stop strings are not looked for in these first tokens
         self._reasoning = NewlineTrimmer()
         self._content = ContentTrimmer(
-            StopMatcher(stop, include=include_stop_str_in_output), hold_newlines=self._parse_tools
+            StopMatcher(stop, include=include_stop_str_in_output), hold_newlines=parse_tools
         )
         self._make_call_id = make_call_id
         self._calls: list[CallStatus] = []  # of every announced call
@@ -163,16 +162,6 @@ class OutputRouter:
     def hides(self, token_id: int) -> bool:
         """Whether this id is left out of the text because it is special."""
         return self._skip_special_tokens and self._vocabulary.is_special(token_id)
-
-    @property
-    def think_id(self) -> int | None:
-        """The id that opens a think block, None where there is none; grammars allow it."""
-        return self._think_id
-
-    @property
-    def call_start_id(self) -> int | None:
-        """The id that opens a tool call, None where calls are not looked for; grammars ask."""
-        return self._call_start_id if self._parse_tools else None
 
     @property
     def think_close_token_ids(self) -> tuple[int, ...]:
@@ -244,7 +233,7 @@ class OutputRouter:
         return self._parser is None or not self._parser.in_string
 
     def _tag(self, token_id: int) -> None:
-        if token_id == self._think_id:
+        if token_id == self.think_id:
             self.state = RouterState.REASONING
         elif token_id == self._end_think_id:
             self.state = RouterState.CONTENT
