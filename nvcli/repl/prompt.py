@@ -124,7 +124,7 @@ class Prompt:
         return text
 
     def _fold(self, paste: str) -> str:
-        lines = paste.count("\n") + 1
+        lines = paste.removesuffix("\n").count("\n") + 1
         label = f"[pasted {lines} lines]"
         number = 2
         while self._pastes.get(label, paste) != paste:

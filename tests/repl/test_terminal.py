@@ -45,13 +45,14 @@ def test_r1_a_paste_is_one_message(tmp_path: Path) -> None:
         assert chat.log.wait(1) == [["one\ntwo\nthree"]]
 
 
-def test_a_large_paste_is_folded_and_sent_in_full(tmp_path: Path) -> None:
-    text = "\n".join(f"line {n}" for n in range(120))
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_large_paste_is_folded_and_sent_in_full(tmp_path: Path, end: str) -> None:
+    text = "\n".join(f"line {n}" for n in range(120)) + end
     with PtyChat(tmp_path, "plain") as chat:
         chat.prompt()
         chat.type("look: " + PASTE.format(text.replace("\n", "\r")), until=r"\[pasted 120 lines\]")
         chat.type("\r")
-        assert chat.log.wait(1) == [["look: " + text]]
+        assert chat.log.wait(1) == [["look: " + text.rstrip("\n")]]
 
 
 def test_r2_keys_typed_while_busy_become_one_draft(tmp_path: Path) -> None:
