@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nvcli.text.tokenizer import OWN_VARIABLES
+
 if TYPE_CHECKING:
     from nvcli.protocol.fields import Fields
 
@@ -42,6 +44,8 @@ def read_thinking(fields: Fields) -> tuple[Thinking, dict[str, Any]]:
     kwargs = fields.inner("chat_template_kwargs")
     variables = dict(kwargs.raw)
     variables.pop("enable_thinking", None)
+    for name in OWN_VARIABLES.intersection(variables):
+        kwargs.fail(name, "cannot be set as a template variable")
     switches: list[tuple[str, bool]] = []
     _add(switches, "chat_template_kwargs.enable_thinking", kwargs.flag("enable_thinking"))
     _add(switches, "enable_thinking", fields.flag("enable_thinking"))

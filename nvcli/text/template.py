@@ -298,7 +298,7 @@ def render_template(
     try:
         pieces: list[str] = []
         size = 0
-        for piece in _compile(source).generate(**variables):
+        for piece in _compile(source).generate(variables):
             size += len(piece)
             budget.check_size(size)
             pieces.append(piece)

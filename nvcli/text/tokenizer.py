@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     import tokenizers
 
-_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+OWN_VARIABLES = frozenset(  # of a template, and what is none because `render` has the name
+    {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
+)
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # the blank shows whether a template trims
 LONG_TEXT = 16 * 1024  # characters, from which on `encode` lets other threads run meanwhile
 
@@ -191,7 +193,7 @@ class Tokenizer:
         """
         from nvcli.text.template import render_template
 
-        reserved = _OWN_VARIABLES.intersection(kwargs)
+        reserved = OWN_VARIABLES.intersection(kwargs)
         if reserved:
             name = min(reserved)
             raise TemplateError(f"{name} cannot be set as a template variable", param=name)

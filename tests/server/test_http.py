@@ -17,6 +17,7 @@ from nvcli.server import json_io
 from nvcli.server import state as state_module
 from nvcli.server.config import ServerConfig
 from nvcli.server.errors import NotReadyError
+from nvcli.text.tokenizer import OWN_VARIABLES
 from tests.server.conftest import DEFAULTS, Serve, Served, parse_events
 from tests.waiting import PATIENCE_S, limits, until
 
@@ -98,6 +99,10 @@ def test_a_body_that_is_no_request_is_a_400(served: Served, body: bytes) -> None
         ({"metadata": {str(i): "x" for i in range(17)}}, "metadata"),
         ({"enable_thinking": True, "thinking": False}, "thinking"),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        *(
+            ({"chat_template_kwargs": {name: []}}, f"chat_template_kwargs.{name}")
+            for name in sorted(OWN_VARIABLES)
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0]",
@@ -113,6 +118,11 @@ def test_a_bad_field_is_a_400_that_names_it(
 ) -> None:
     error = check_error(served.post(CHAT, {**DEFAULTS, **fields}), 400)
     assert error["param"] == param
+
+
+def test_a_variable_of_a_template_may_have_any_other_name(served: Served) -> None:
+    kwargs = {"self": 1, "args": 2, "": 3, "a b": 4, "source": 5, "variables": 6}
+    served.chat(chat_template_kwargs=kwargs)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
