@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from nvcli.engine.engine import Request
     from nvcli.engine.output_stream import Requests
@@ -29,7 +29,7 @@ class AsyncEngine:
     def __init__(self, llm: Requests) -> None:
         self._llm = llm
 
-    async def stream(self, request: Request) -> AsyncIterator[RequestOutput]:
+    async def stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Yield what is new of a request, which `LLM.request` makes, until each of its n outputs
         has finished. Leaving the iterator early, by `break`, cancellation or an error, aborts it.
 

@@ -33,7 +33,7 @@ class RequestChecks:
         """Check a request, and note its prompt as int32 in `request.packed`.
 
         Raises:
-            ContextLengthError: the prompt fits neither the context nor the KV cache.
+            ContextLengthError: the prompt is too long for the context, or for the KV cache.
             InvalidParameterError: a token id lies outside the tokenizer's vocabulary, a value is
                 of the wrong kind, or no token may be sampled.
             RequestError: the prompt is empty.

@@ -7,7 +7,7 @@ for; what is left at the end is unknown to us. `null` counts as absent, as in Op
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from nvcli.errors import InvalidParameterError, UnsupportedParameterError, UsageError
 
@@ -89,7 +89,7 @@ class Fields:
     def _of(self, field: str, kind: type[T], name: str) -> T | None:
         value = self.get(field)
         self._typed(field, value is None or isinstance(value, kind), value, name)
-        return value  # type: ignore[no-any-return]
+        return cast("T | None", value)
 
     def text(self, field: str) -> str | None:
         return self._of(field, str, "text")
@@ -116,7 +116,7 @@ class Fields:
                 self.fail(field, f"must be a whole number, got {value}")
             return int(value)
         self._typed(field, is_integer(value), value, "a whole number")
-        return value  # type: ignore[return-value]
+        return cast("int", value)
 
     def number(
         self, field: str, low: float | None = None, high: float | None = None
@@ -164,7 +164,7 @@ class Fields:
     def texts(self, field: str) -> tuple[str, ...] | None:
         def text(place: str, value: Any) -> str:
             self._typed(place, isinstance(value, str), value, "text")
-            return value  # type: ignore[no-any-return]
+            return cast("str", value)
 
         return self._items(field, text)
 

@@ -262,7 +262,7 @@ def test_leaving_an_async_stream_aborts_the_request() -> None:
     async def main() -> int:
         stream = AsyncEngine(thread).stream(make_request(max_tokens=400))
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         while engine.has_unfinished:
             await asyncio.sleep(0.01)
         return engine.stats().num_free_blocks
